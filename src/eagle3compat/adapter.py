@@ -1,0 +1,107 @@
+"""What an adapter is, and how it is decided whether one applies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import ClassVar
+
+from .contract import Clause, Surface
+from .ledger import Ledger
+
+GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
+WORKER = "speculators.data_generation.custom_worker"
+PACKAGE = "speculators"
+
+
+class Status(str, Enum):
+    """What became of an adapter. The first three are healthy."""
+
+    APPLIED = "applied"
+    NOT_NEEDED = "not needed"
+    DEFERRED = "deferred"
+    DRIFTED = "drifted"
+    DISABLED = "disabled"
+    FAILED = "failed"
+
+    @property
+    def healthy(self) -> bool:
+        return self in (Status.APPLIED, Status.NOT_NEEDED, Status.DEFERRED)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One adapter's status and the reason for it; `clause` names what was not met, if anything."""
+
+    adapter: str
+    seam: str
+    status: Status
+    reason: str
+    clause: str = ""
+    expected: str = ""
+    found: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return {
+            "adapter": self.adapter,
+            "seam": self.seam,
+            "status": self.status.value,
+            "reason": self.reason,
+            **({"clause": self.clause, "expected": self.expected, "found": self.found} if self.clause else {}),
+        }
+
+
+class Adapter(ABC):
+    """One seam between stock speculators and vLLM.
+
+    The class attributes are the documentation: `docs/adapters.md` is generated from them.
+    """
+
+    id: ClassVar[str]
+    seam: ClassVar[str]
+    breaks: ClassVar[str]
+    """What fails without it, and how that looks to the user."""
+    target: ClassVar[str] = GENERATOR
+    """The stock module whose import this adapter waits for."""
+    stock_needs: ClassVar[tuple[Clause, ...]] = ()
+    """What stock counts on at this seam. The adapter is needed when one of these does not hold."""
+    always: ClassVar[str] = ""
+    """Why stock is wrong here on every vLLM, its own included; empty where it is not."""
+    relies_on: ClassVar[tuple[Clause, ...]] = ()
+    """What the adapter itself counts on. It has drifted when one of these does not hold."""
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Adapters without which this one makes no sense."""
+    where: ClassVar[str] = "driver"
+    upstream: ClassVar[str] = ""
+    remove_when: ClassVar[str] = ""
+
+    def decide(self, surface: Surface) -> Outcome:
+        """Needed, not needed or drifted, judged on `surface` alone."""
+        unmet = [finding for finding in (c.evaluate(surface) for c in self.stock_needs) if not finding.held]
+        if not unmet and not self.always:
+            return self.outcome(Status.NOT_NEEDED, "what stock counts on here is as it expects")
+        for clause in self.relies_on:
+            finding = clause.evaluate(surface)
+            if not finding.held:
+                return Outcome(
+                    self.id, self.seam, Status.DRIFTED, f"relies on {clause}, which has changed",
+                    str(clause), finding.expected, finding.found,
+                )
+        reason = "; ".join(f"{finding.clause}: {finding.found}" for finding in unmet) or self.always
+        return self.outcome(Status.APPLIED, reason)
+
+    def outcome(self, status: Status, reason: str) -> Outcome:
+        return Outcome(self.id, self.seam, status, reason)
+
+    @contextmanager
+    def during_import(self) -> Iterator[None]:
+        """Around the execution of the target module; the default does nothing."""
+        yield
+
+    @abstractmethod
+    def install(self, module: ModuleType, ledger: Ledger) -> None:
+        """Rebind what has to be rebound in the imported target `module`, through `ledger`."""

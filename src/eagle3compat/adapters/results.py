@@ -1,0 +1,154 @@
+"""Stock returns what it got, in the order of request ids as text; nothing is checked."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+from ..adapter import GENERATOR, Adapter
+from ..contract import Exists
+from ..errors import InputError, ModelNotFoundError, ResultError
+from ..ledger import Ledger
+
+log = logging.getLogger("eagle3compat")
+CLASS = f"{GENERATOR}:VllmHiddenStatesGenerator"
+REMEDY = "Nothing of this call was returned. Run `eagle3compat doctor` and report its output."
+
+
+class Results(Adapter):
+    """Refuses input that cannot be extracted before anything is loaded or sent, and checks every result.
+
+    Returned is, in input order, one tensor a layer id as asked (order and duplicates included), each
+    `[len(input_ids), hidden_size]`, finite and not all zero.
+    """
+
+    id = "results"
+    seam = "results"
+    breaks = (
+        "more than ten samples in a call come back in the order 0, 1, 10, 11, 2 (0.4), so loss masks are paired with "
+        "other samples; an empty prompt leaves the generator unusable; wrong shapes pass for success"
+    )
+    always = "stock returns what it got without a look at count, order, shape or values"
+    relies_on = (Exists(f"{CLASS}.generate"), Exists(f"{CLASS}.__init__"))
+    requires = ("execution",)
+    upstream = "https://github.com/vllm-project/speculators/pull/365"
+    remove_when = "never: released stock code does not check"
+
+    def install(self, module: ModuleType, ledger: Ledger) -> None:
+        generator = module.VllmHiddenStatesGenerator
+        ledger.rebind(self.id, module, "sorted", in_input_order)
+        ledger.rebind(self.id, generator, "__init__", checked_constructor(generator.__init__))
+        ledger.rebind(self.id, generator, "generate", checked_generate(generator.generate))
+
+
+def in_input_order(request_ids: Iterable[str]) -> list[str]:
+    """Request ids by the numbers in them: stock sorts `req_0_10` before `req_0_2`."""
+    return sorted(request_ids, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+
+
+def checked_constructor(constructor: Any) -> Any:
+    @functools.wraps(constructor)
+    def __init__(self: Any, model_path: str, layer_ids: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        check_model_path(model_path)
+        check_layer_ids(layer_ids)
+        constructor(self, model_path, layer_ids, *args, **kwargs)
+
+    return __init__
+
+
+def check_model_path(model_path: Any) -> None:
+    """Refuse a path that is not there; a hub id (`owner/name`) is left to transformers."""
+    path = os.fspath(model_path)
+    local = os.path.isabs(path) or path.startswith((".", "~")) or path.count("/") > 1
+    if local and not os.path.isdir(path):
+        raise ModelNotFoundError(f"there is no model at {path}: no such folder. Check the path.")
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
+        raise ModelNotFoundError(f"{path} holds no config.json, so it is not a model folder. Check the path.")
+
+
+def check_layer_ids(layer_ids: Any) -> None:
+    """Refuse what stock would take and fail on later; bounds are checked by stock against the model's config."""
+    if layer_ids is None:
+        return
+    if len(layer_ids) == 0:
+        raise InputError("layer_ids is empty, so nothing would be captured. Name at least one layer, or pass None.")
+    for layer in layer_ids:
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise InputError(f"layer id {layer!r} is not an integer. Layer ids count decoder layers from 0.")
+
+
+def token_lists(token_ids: Any) -> list[list[int]]:
+    """The prompts of a call as lists, whatever stock accepts: lists, a list of tensors, or a tensor `[n, length]`."""
+    if hasattr(token_ids, "tolist"):
+        token_ids = token_ids.tolist()
+    return [ids.tolist() if hasattr(ids, "tolist") else list(ids) for ids in token_ids]
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
+    if not prompts:
+        raise InputError("token_ids cannot be empty: pass at least one prompt.")
+    for index, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise InputError(f"prompt {index} is empty. Drop it; nothing was extracted.", index)
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= vocabulary:
+            wrong = low if low < 0 else high
+            raise InputError(
+                f"prompt {index} holds token id {wrong}, outside the model's vocabulary [0, {vocabulary - 1}]. "
+                "It was made with another tokenizer.", index,
+            )
+
+
+def checked_generate(generate: Any) -> Any:
+    @functools.wraps(generate)
+    def checked(self: Any, token_ids: Any) -> list[dict[str, Any]]:
+        prompts = token_lists(token_ids)
+        model_config = self.vllm_config.model_config
+        check_prompts(prompts, model_config.get_vocab_size())
+        limit = model_config.max_model_len - 1
+        cut = [index for index, prompt in enumerate(prompts) if len(prompt) > limit]
+        if cut and not getattr(self, "_eagle3compat_said_cut", False):
+            self._eagle3compat_said_cut = True
+            log.warning(
+                "eagle3compat: %d of %d prompts are longer than %d tokens and are cut to that by stock (the first: "
+                "prompt %d, %d tokens): max_model_len less one. This is said once.",
+                len(cut), len(prompts), limit, cut[0], len(prompts[cut[0]]),
+            )
+        self.executor.forget()
+        results: list[dict[str, Any]] = generate(self, prompts)
+        check_results(results, [prompt[:limit] for prompt in prompts], self.layer_ids, model_config.get_hidden_size())
+        return results
+
+    return checked
+
+
+def check_results(
+    results: Sequence[dict[str, Any]], prompts: Sequence[Sequence[int]], layer_ids: Sequence[int], hidden_size: int
+) -> None:
+    """Raise ResultError unless every prompt has, in order, one sound tensor a layer id."""
+    import torch
+
+    if len(results) != len(prompts):
+        raise ResultError(None, f"{len(results)} results came back for {len(prompts)} prompts", REMEDY)
+    for index, (result, prompt) in enumerate(zip(results, prompts, strict=True)):
+        if result["input_ids"].tolist() != list(prompt):
+            raise ResultError(index, "its input_ids are those of another prompt", REMEDY)
+        states = result["hidden_states"]
+        if len(states) != len(layer_ids):
+            raise ResultError(index, f"it has {len(states)} tensors for {len(layer_ids)} layer ids", REMEDY)
+        for layer, state in zip(layer_ids, states, strict=True):
+            wanted = (len(prompt), hidden_size)
+            if tuple(state.shape) != wanted:
+                raise ResultError(index, f"layer {layer} is {list(state.shape)}, not {list(wanted)}", REMEDY)
+            if not bool(torch.isfinite(state).all()):
+                raise ResultError(
+                    index, f"layer {layer} holds values that are not finite",
+                    "The model overflows on this input: try another dtype. " + REMEDY,
+                )
+            if not bool(state.any()):
+                raise ResultError(index, f"layer {layer} is all zero", REMEDY)

@@ -1,0 +1,9 @@
+"""The worker side: what runs in each vLLM worker process, in the order of a step.
+
+extension  the class that vLLM mixes into its worker; the names that stock calls
+decoder    where the decoder layers and the final norm are
+streams    what a layer's residual stream is, and the proof of it
+rows       which rows of a step are which request's tokens, and from which position
+store      the captured rows on the host, until the driver collects them
+recorder   ties these together around the model's own forward
+"""

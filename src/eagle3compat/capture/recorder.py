@@ -1,0 +1,150 @@
+"""Records the residual streams of chosen layers while the model's own forward runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import UnprovenCaptureError
+from .decoder import Decoder, find_decoder
+from .rows import RowReader, Step
+from .store import Store
+from .streams import REMEDY, Reading, decide, distance, entering, shape_of, tolerance
+
+
+class Recorder:
+    """Hooks on the decoder layers of one worker's model.
+
+    Only tensor-parallel rank 0 captures: what a layer returns is whole on every rank. The first batch proves the
+    reading of the layers' return values against the final norm, and raises UnprovenCaptureError otherwise.
+    """
+
+    def __init__(self, runner: Any, num_layers: int, layer_ids: Sequence[int]) -> None:
+        self.layer_ids = tuple(layer_ids)
+        self.decoder: Decoder = find_decoder(runner.model, num_layers)
+        self.model = type(runner.model).__name__
+        self.rows = RowReader(runner)
+        self.store = Store(layer_ids)
+        self.reading: tuple[str, Reading] | None = None
+        self.checked_tokens = True
+        self._shape = ""
+        self._recording = False
+        self._streams: dict[int, torch.Tensor] = {}
+        self._last: Any = None
+        self._norm: tuple[torch.Tensor, Any] | None = None
+        self._forward = self.decoder.base.forward
+        self._parameters = inspect.signature(self._forward)
+        self.decoder.base.forward = self._around_forward
+        for index in sorted(set(layer_ids)):
+            self.decoder.layers[index].register_forward_hook(self._layer_hook(index))
+        self._proof = self._install_proof()
+
+    def _layer_hook(self, index: int) -> Any:
+        def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:
+            if self._recording:
+                self._streams[index] = self._read(index, output)
+
+        return hook
+
+    def _read(self, index: int, output: Any) -> torch.Tensor:
+        if self.reading is None:  # the first batch: kept whole until the last layer has told how to read it
+            if isinstance(output, (tuple, list)):
+                output = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in output)
+            else:
+                output = output.clone()
+            self._unread[index] = output
+            return torch.empty(0)
+        if shape_of(output) != self._shape:
+            raise self._unproven(index, output)
+        return self.reading[1](output)
+
+    def _unproven(self, index: int, output: Any) -> UnprovenCaptureError:
+        return UnprovenCaptureError(
+            self.model,
+            f"layer {index} ({type(self.decoder.layers[index]).__name__}) returns {shape_of(output)}, "
+            f"the last layer {self._shape}: what holds for one is not proved for the other",
+            REMEDY,
+        )
+
+    def _install_proof(self) -> list[Any]:
+        self._unread: dict[int, Any] = {}
+        handles = [self.decoder.layers[-1].register_forward_hook(self._on_last_layer)]
+        for module in self.decoder.after.values():
+            handles.append(module.register_forward_pre_hook(self._before_child))
+            handles.append(module.register_forward_hook(self._after_child))
+        return handles
+
+    def _on_last_layer(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        if self._recording:
+            parts = output if isinstance(output, (tuple, list)) else (output,)
+            kept = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in parts)
+            self._last = kept if isinstance(output, (tuple, list)) else kept[0]
+
+    def _before_child(self, _module: torch.nn.Module, args: Any) -> None:
+        if self._recording and self._last is not None and self._norm is None:
+            stream = entering(args)
+            if stream is not None:
+                self._norm = (stream, None)
+
+    def _after_child(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        if self._recording and self._norm is not None and self._norm[1] is None:
+            self._norm = (self._norm[0], output[0] if isinstance(output, (tuple, list)) else output)
+
+    def _prove(self, returned: Any) -> None:
+        """Decide how layers are to be read, once, on the first real batch."""
+        layer = type(self.decoder.layers[-1]).__name__
+        if self._norm is None or not isinstance(self._norm[1], torch.Tensor):
+            raise UnprovenCaptureError(self.model, f"no final norm was seen after the last {layer}", REMEDY)
+        entered, normed = self._norm
+        first = returned[0] if isinstance(returned, (tuple, list)) else returned
+        if not isinstance(first, torch.Tensor) or distance(
+            normed.reshape(-1, normed.shape[-1]), first.reshape(-1, normed.shape[-1])
+        ) > tolerance(entered.dtype):
+            raise UnprovenCaptureError(self.model, "its forward returns something else than its final norm", REMEDY)
+        self.reading = decide(self.model, layer, self._last, entered)
+        self._shape = shape_of(self._last)
+        for index, output in self._unread.items():
+            self._streams[index] = self._read(index, output)
+        self._unread.clear()
+        for handle in self._proof:
+            handle.remove()
+
+    def _around_forward(self, *args: Any, **kwargs: Any) -> Any:
+        step = self.rows.step()
+        if step is None or not self.store.expects(step):
+            return self._forward(*args, **kwargs)
+        self._streams, self._last, self._norm = {}, None, None
+        self._unread.clear()
+        self._recording = True
+        try:
+            returned = self._forward(*args, **kwargs)
+        finally:
+            self._recording = False
+        if self.reading is None:
+            self._prove(returned)
+        self._file(step, self._parameters.bind(*args, **kwargs).arguments)
+        self._streams, self._last, self._norm = {}, None, None
+        return returned
+
+    def _file(self, step: Step, arguments: Mapping[str, Any]) -> None:
+        missing = [index for index in self.store.layer_ids if index not in self._streams]
+        if missing:
+            raise UnprovenCaptureError(self.model, f"its forward did not call layers {missing}", REMEDY)
+        positions = arguments.get("positions")
+        if not isinstance(positions, torch.Tensor):
+            raise UnprovenCaptureError(self.model, "its forward gets no `positions`, so rows cannot be placed", REMEDY)
+        if positions.dim() > 1:  # multimodal rotary positions [3, rows]: for text all three are the same
+            positions = positions[0]
+        tokens = arguments.get("input_ids")
+        if not isinstance(tokens, torch.Tensor):
+            tokens, self.checked_tokens = None, False
+        total = step.total
+        self.store.file(
+            step,
+            positions[:total].to("cpu", torch.long),
+            None if tokens is None else tokens[:total].to("cpu", torch.long),
+            {index: stream.reshape(-1, stream.shape[-1])[:total].to("cpu") for index, stream in self._streams.items()},
+        )

@@ -1,0 +1,120 @@
+"""The command `eagle3compat`.
+
+Exit codes: 0 healthy, 1 incompatible or drifted, 2 usage or network. None of vllm, torch, transformers and speculators
+is imported by `doctor`, `plan` or `explain`; each command imports only what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Sequence
+
+from .errors import Eagle3CompatError, InputError
+
+HEALTHY, UNHEALTHY, USAGE = 0, 1, 2
+RUN_USAGE = "eagle3compat run SCRIPT [ARG ...]\n       eagle3compat run -m MODULE [ARG ...]"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of one command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parsed = _parser().parse_args(words[:1] if words[:1] == ["run"] and words[1:2] not in _HELP else words)
+    if parsed.command == "run":
+        return _run(words[1:])
+    gc.disable()  # one short look at syntax trees, none of which becomes garbage: it takes half the time without
+    try:
+        if parsed.command == "explain":
+            return _explain(parsed.adapter)
+        return _doctor(parsed.json) if parsed.command == "doctor" else _plan(parsed.json)
+    except InputError as error:  # an environment variable of this library that says something unknown
+        print(error, file=sys.stderr)
+        return USAGE
+    finally:
+        gc.enable()
+
+
+_HELP = (["-h"], ["--help"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    from . import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="eagle3compat",
+        description="Runs stock speculators hidden-state extraction on the installed vLLM, and checks what it returns.",
+        epilog="Exit codes: 0 healthy, 1 incompatible or drifted, 2 usage or network.",
+    )
+    parser.add_argument("--version", action="version", version=f"eagle3compat {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    doctor = commands.add_parser("doctor", help="what is installed, what would be adapted and why; for an issue")
+    plan = commands.add_parser("plan", help="what would be adapted and why")
+    for command in (doctor, plan):
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+    explain = commands.add_parser("explain", help="everything known of one adapter")
+    explain.add_argument("adapter", metavar="ADAPTER", help="an adapter's id; `plan` lists them")
+    commands.add_parser("run", help="run a stock script, unmodified, adapted in every process", usage=RUN_USAGE)
+    return parser
+
+
+def _doctor(as_json: bool) -> int:
+    from .doctor import examine, show
+    from .terminal import print_json
+
+    checkup = examine()
+    if as_json:
+        print_json(checkup.as_dict())
+    else:
+        show(checkup)
+    return HEALTHY if checkup.healthy else UNHEALTHY
+
+
+def _plan(as_json: bool) -> int:
+    from . import plan
+    from .doctor import absent
+    from .report import Report
+    from .terminal import console, print_json
+
+    problems = absent()
+    report = Report(" ".join(problems), ()) if problems else plan()
+    healthy = report.healthy and not problems
+    if as_json:
+        print_json({**report.as_dict(), "healthy": healthy})
+    elif problems:
+        print("\n".join(problems), file=sys.stderr)
+    else:
+        console().print(report.table())
+    return HEALTHY if healthy else UNHEALTHY
+
+
+def _explain(name: str) -> int:
+    from .adapters import ADAPTERS
+    from .explain import explain
+
+    adapter = next((adapter for adapter in ADAPTERS if adapter.id == name), None)
+    if adapter is None:
+        ids = ", ".join(adapter.id for adapter in ADAPTERS)
+        print(f"eagle3compat: there is no adapter '{name}'. The adapters are: {ids}.", file=sys.stderr)
+        return USAGE
+    explain(adapter)
+    return HEALTHY
+
+
+def _run(words: list[str]) -> int:
+    if not words or words == ["-m"] or (words[0].startswith("-") and words[0] != "-m"):
+        print(f"usage: {RUN_USAGE}", file=sys.stderr)
+        return USAGE
+    from .runner import ProgramNotFoundError, run
+
+    try:
+        return run(words)
+    except ProgramNotFoundError as error:
+        print(f"eagle3compat: {error}", file=sys.stderr)
+        return USAGE
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    except Eagle3CompatError as error:  # of apply(): the pair cannot be bridged; the program's own are shown by run()
+        print(error, file=sys.stderr)
+        return UNHEALTHY

@@ -1,0 +1,183 @@
+"""vLLM's engine core, in the driver process, over vLLM's multiprocess executor.
+
+The engine core is the highest seam below vLLM's public API at which a request is token ids: it plans the KV cache with
+its layout and block sizes, builds the scheduler, runs a step in one phase or in two, and tells the scheduler what was
+computed, so that chunks, preemption and any number of sequences are vLLM's own business, in every release.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import GeneratorDeadError, WorkerError, WorkerNotAdaptedError
+from ..faults import FaultLog
+from ..report import source_digest
+
+log = logging.getLogger("eagle3compat")
+
+EXTENSION = "eagle3compat.capture.extension.HiddenStatesWorkerExtension"
+COLLECT_BYTES = 256 * 2**20
+"""Captured states are collected from the worker in pieces of about this size."""
+PROGRESS_SECONDS = 10.0
+IDLE_STEPS = 1000
+
+
+class Engine:
+    """One engine core with its workers.
+
+    `vllm_config` is a finished VllmConfig; `kv_share` the share of free accelerator memory that the KV cache takes.
+    Raises WorkerNotAdaptedError before anything is started when the workers would not capture, and WorkerError when a
+    worker fails to start.
+    """
+
+    def __init__(self, vllm_config: Any, kv_share: float) -> None:
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        extension = vllm_config.parallel_config.worker_extension_cls
+        if extension != EXTENSION:
+            raise WorkerNotAdaptedError(
+                f"the configuration names {extension or 'no extension'} as the worker's extension, not {EXTENSION}",
+                "Something replaced ParallelConfig after eagle3compat.apply(), or the adapter 'capture' is skipped. "
+                "Call apply() last, or do not skip it.",
+            )
+
+        class ExtractionExecutor(MultiprocExecutor):  # type: ignore[misc]
+            """Plans KV memory as stock does, through vLLM's own setting for it."""
+
+            def determine_available_memory(self) -> list[int]:
+                figures: list[int] = self.collective_rpc("eagle3compat_available_memory", args=(kv_share,))
+                return figures
+
+        self.vllm_config = vllm_config
+        self._dead = ""
+        self._faults = FaultLog()
+        self._core: Any = None
+        with self._faults.announced():
+            try:
+                self._core = EngineCore(vllm_config, ExtractionExecutor, log_stats=False)
+            except Exception as error:
+                raise self._faults.error("starting the engine", error) from error
+        self._processes = [
+            (handle.rank, handle.proc) for handle in getattr(self._core.model_executor, "workers", None) or []
+        ]
+        self._attest()
+
+    def call(self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
+        """Call a worker method on every rank; the replies by rank. Raises WorkerError, GeneratorDeadError."""
+        self._require_alive()
+        try:
+            executor = self._core.model_executor
+            replies: list[Any] = executor.collective_rpc(method, timeout=timeout, args=args, kwargs=kwargs)
+        except Exception as error:
+            raise self._failed(f"calling {method}", error) from error
+        return replies
+
+    def run(self, requests: Mapping[str, Any], prompts: Mapping[str, Sequence[int]]) -> None:
+        """Compute these requests (id to vLLM Request) to the end.
+
+        After an exception none of them is left in the engine, and the engine is usable or says that it is dead.
+        """
+        self.call("eagle3compat_begin", dict(prompts))
+        unfinished = set(requests)
+        total = sum(len(prompt) for prompt in prompts.values())
+        started = shown = time.monotonic()
+        idle = 0
+        try:
+            for request in requests.values():
+                self._core.add_request(request)
+            while unfinished:
+                outputs, executed = self._core.step_fn()
+                for output in (item for group in (outputs or {}).values() for item in group.outputs):
+                    if output.finish_reason is not None:
+                        unfinished.discard(output.request_id)
+                idle = 0 if executed else idle + 1
+                if idle > IDLE_STEPS:
+                    raise RuntimeError(f"vLLM's scheduler no longer schedules {len(unfinished)} unfinished requests")
+                now = time.monotonic()
+                if now - shown > PROGRESS_SECONDS:
+                    shown = now
+                    done = len(requests) - len(unfinished)
+                    log.info("extracted %d of %d sequences in %.0f s", done, len(requests), now - started)
+        except BaseException as error:
+            self._abort(sorted(unfinished))
+            if not isinstance(error, Exception):
+                self._dead = self._dead or f"a call was interrupted by {type(error).__name__} in the middle of a step."
+                self.shutdown()
+                raise
+            raise self._failed("extracting", error) from error
+        log.debug("extracted %d tokens in %.1f s", total, time.monotonic() - started)
+
+    def collect(self, prompts: Mapping[str, Sequence[int]], row_bytes: int) -> dict[str, list[Any]]:
+        """The captured states of finished requests: for each, one CPU tensor `[len(prompt), hidden_size]` a layer."""
+        collected: dict[str, list[Any]] = {}
+        batch: list[str] = []
+        size = 0
+        for number, (request, prompt) in enumerate(prompts.items(), 1):
+            batch.append(request)
+            size += len(prompt) * row_bytes
+            if size >= COLLECT_BYTES or number == len(prompts):
+                found = [reply for reply in self.call("eagle3compat_collect", batch) if reply is not None]
+                if len(found) != 1:
+                    raise WorkerNotAdaptedError(
+                        f"{len(found)} workers returned captured states where one should", "Run `eagle3compat doctor`."
+                    )
+                collected.update(found[0])
+                batch, size = [], 0
+        return collected
+
+    def shutdown(self) -> None:
+        """Stop the workers and release what they hold."""
+        core, self._core = self._core, None
+        self._dead = self._dead or "it was shut down."
+        if core is not None:
+            core.shutdown()
+        self._faults.close()
+
+    def _attest(self) -> None:
+        for rank, attestation in enumerate(self.call("eagle3compat_attest")):
+            if attestation["source"] != source_digest():
+                self.shutdown()
+                raise WorkerNotAdaptedError(
+                    f"rank {rank} runs another copy of eagle3compat than the driver",
+                    "Make PYTHONPATH and the environment the same for driver and workers.",
+                )
+
+    def _abort(self, requests: Sequence[str]) -> None:
+        try:
+            self._core.abort_requests(list(requests))
+        except Exception as error:  # noqa: BLE001  the first error is the one to report; this one makes the engine unusable
+            self._dead = self._dead or f"its requests could not be taken back ({type(error).__name__}: {error})."
+
+    def _failed(self, doing: str, error: Exception) -> WorkerError | GeneratorDeadError:
+        """The error to raise for `error`; finds out whether the engine can still be used."""
+        gone = [
+            f"worker process {process.name} (rank {rank}, pid {process.pid}) ended with exit code {process.exitcode}"
+            for rank, process in self._processes
+            if not process.is_alive()
+        ]
+        report = self._faults.error(doing, error, "; ".join(gone))
+        if gone or getattr(self._core.model_executor, "is_failed", False):
+            self._dead = "; ".join(gone) + "." if gone else "its workers have failed."
+        elif not self._dead and not self._in_step():
+            self._dead = "replies of its workers no longer match the calls."
+        if self._dead:
+            self.shutdown()
+        return report
+
+    def _in_step(self) -> bool:
+        """Whether the next reply of every rank belongs to the next call."""
+        word = uuid.uuid4().hex
+        try:
+            replies = self._core.model_executor.collective_rpc("eagle3compat_echo", timeout=60, args=(word,))
+        except Exception:  # noqa: BLE001  any failure here means that the answer is no
+            return False
+        return bool(replies) and all(reply == word for reply in replies)
+
+    def _require_alive(self) -> None:
+        if self._dead:
+            raise GeneratorDeadError(self._dead)

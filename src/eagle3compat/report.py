@@ -1,0 +1,88 @@
+"""What `apply()`, `plan()` and `status()` return."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .adapter import Outcome, Status
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLOURS = {
+    Status.APPLIED: "green",
+    Status.NOT_NEEDED: "dim",
+    Status.DEFERRED: "cyan",
+    Status.DISABLED: "yellow",
+    Status.DRIFTED: "red",
+    Status.FAILED: "red",
+}
+
+
+@lru_cache(maxsize=1)
+def source_digest() -> str:
+    """A digest of the source that runs in workers, so that a worker with another copy of it is noticed."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(__file__).parent / "capture").glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of every adapter, in the order in which an extraction meets them."""
+
+    headline: str
+    outcomes: tuple[Outcome, ...]
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return iter(self.outcomes)
+
+    def __getitem__(self, adapter: str) -> Outcome:
+        for outcome in self.outcomes:
+            if outcome.adapter == adapter:
+                return outcome
+        raise KeyError(f"no adapter '{adapter}'; there are: {', '.join(o.adapter for o in self.outcomes)}")
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing has drifted or failed. An adapter that the user disabled is the user's choice."""
+        return all(outcome.status.healthy or outcome.status is Status.DISABLED for outcome in self.outcomes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names this library's code and which adapters are switched off: equal in the driver and in its workers."""
+        disabled = [outcome.adapter for outcome in self.outcomes if outcome.status is Status.DISABLED]
+        return hashlib.sha256(json.dumps([source_digest(), disabled]).encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, fit for JSON."""
+        return {
+            "headline": self.headline,
+            "healthy": self.healthy,
+            "fingerprint": self.fingerprint,
+            "adapters": [outcome.as_dict() for outcome in self.outcomes],
+        }
+
+    def table(self) -> Table:
+        """A rich table: adapter, seam, status, reason."""
+        from rich.table import Table
+
+        table = Table(title=self.headline, title_justify="left", expand=False)
+        for heading in ("adapter", "seam", "status", "why"):
+            table.add_column(heading, overflow="fold")
+        for outcome in self.outcomes:
+            colour = COLOURS[outcome.status]
+            table.add_row(outcome.adapter, outcome.seam, f"[{colour}]{outcome.status.value}[/]", outcome.reason)
+        return table
+
+    def __str__(self) -> str:
+        width = max((len(outcome.adapter) for outcome in self.outcomes), default=0)
+        lines = [f"  {o.adapter:<{width}}  {o.status.value:<10}  {o.reason}" for o in self.outcomes]
+        return "\n".join([self.headline, *lines])
