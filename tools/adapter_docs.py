@@ -1,0 +1,95 @@
+"""Writes docs/adapters.md from the adapters themselves; `--check` exits 1 when the file on disk differs.
+
+python tools/adapter_docs.py [--check] [FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from eagle3compat.adapter import Adapter
+from eagle3compat.adapters import ADAPTERS
+from eagle3compat.contract import Clause
+
+FILE = Path(__file__).parent.parent / "docs" / "adapters.md"
+NAME = re.compile(r"\w+(?:[.:]\w+)+")
+HEAD = """\
+<!-- Written by tools/adapter_docs.py from src/eagle3compat/adapters. Change it there. -->
+
+# Adapters
+
+Each adapter bridges one seam between stock speculators and vLLM, in the order in which an extraction meets them.
+It is *needed* when something that stock counts on does not hold on the installed vLLM, or when stock is wrong there on
+every vLLM. It has *drifted* when something that it relies on itself does not hold. `eagle3compat plan` prints what
+that comes to here, `eagle3compat explain ADAPTER` with each clause looked at.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [HEAD, "\n".join(_table()), *("\n".join(_section(adapter)) for adapter in ADAPTERS)]
+    return "\n".join(f"{part.rstrip()}\n" for part in parts)
+
+
+def _table() -> Iterator[str]:
+    yield "| adapter | seam | where | what breaks without it | when it can be deleted |"
+    yield "|---|---|---|---|---|"
+    for adapter in ADAPTERS:
+        cells = (f"[{adapter.id}](#{adapter.id})", adapter.seam, adapter.where, adapter.breaks, adapter.remove_when)
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _section(adapter: Adapter) -> Iterator[str]:
+    yield f"## {adapter.id}\n"
+    yield f"{inspect.getdoc(type(adapter)) or ''}\n"
+    yield f"Without it: {adapter.breaks}.\n"
+    if adapter.always:
+        yield f"Needed on every vLLM: {adapter.always}.\n"
+    yield from _clauses("Needed when one of these does not hold", adapter.stock_needs)
+    yield from _clauses("Drifted when one of these does not hold", adapter.relies_on)
+    if adapter.requires:
+        yield f"Makes no sense without: {', '.join(f'[{name}](#{name})' for name in adapter.requires)}.\n"
+    yield f"Runs in the {adapter.where}; waits for the import of `{adapter.target}`.\n"
+    yield f"Upstream: {f'<{adapter.upstream}>' if adapter.upstream else 'no issue or pull request known'}.\n"
+    yield f"Can be deleted when: {adapter.remove_when}."
+
+
+def _clauses(heading: str, clauses: Iterable[Clause]) -> Iterator[str]:
+    lines = [f"- {NAME.sub(_as_code, _said(clause))}" for clause in clauses]
+    if lines:
+        yield f"{heading}:\n"
+        yield "\n".join(lines) + "\n"
+
+
+def _said(clause: Clause) -> str:
+    """What is expected, with what it is expected of unless that says so itself."""
+    by_itself = clause.expected.startswith(getattr(clause, "path", "\0"))
+    return clause.expected if by_itself else f"{clause}: {clause.expected}"
+
+
+def _as_code(name: re.Match[str]) -> str:
+    return f"`{name.group()}`"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write docs/adapters.md from the adapters.")
+    parser.add_argument("file", nargs="?", type=Path, default=FILE)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the file differs")
+    arguments = parser.parse_args()
+    wanted = document()
+    if not arguments.check:
+        arguments.file.write_text(wanted, encoding="utf-8")
+        return 0
+    if arguments.file.is_file() and arguments.file.read_text(encoding="utf-8") == wanted:
+        return 0
+    print(f"{arguments.file} is not what the adapters say: run python tools/adapter_docs.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
