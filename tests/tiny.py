@@ -93,14 +93,24 @@ def _qwen3(layers: int) -> Config:
 
 
 def _deepseek_v3(layers: int) -> Config:
-    # Head sizes are those of the real model: a GPU has MLA kernels for them, and the CPU kernels, which have no MLA, take
-    # 128 + 64 as a plain head of 192.
+    # Head sizes are those of the real model: GPUs have MLA kernels for them, and the CPU kernels, which have no MLA, take
+    # 128 + 64 as a plain head of 192. YaRN is the real model's too, and needed: with plain rotary embedding vLLM's CPU
+    # kernel (csrc/cpu/pos_encoding.cpp) rotates only one head of the three-dimensional query that this model passes.
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
         "attention_bias": False,
         "num_key_value_heads": 4,
         "head_dim": 64,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 2048,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
         "q_lora_rank": 64,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -192,7 +202,7 @@ def _draw(name: str, shape: list[int], seed: int, family: Family) -> torch.Tenso
     growth = GROWTH ** (int(match.group(1)) if match else 0)
     values = torch.randn(shape, generator=source)
     if name.endswith("e_score_correction_bias"):
-        values = values.clamp(-2, 2) / 64
+        values = torch.zeros(shape)
     elif len(shape) == 1:
         values = family.norm_centre + 0.15 * values if "norm" in name else 0.1 * values
     elif name.endswith("embed_tokens.weight"):
@@ -217,8 +227,9 @@ def _router(shape: list[int], source: torch.Generator) -> torch.Tensor:
     channels hold a one-hot class of the token that no layer writes to, and the router reads only those: for each class it
     has eight scores, in an order of its own, with a wide step wherever a choice is made.
     """
-    # Two experts a group. Of the two best groups, 1.2 and 0.7 are taken: 0.9 is in a group that loses at every scale.
-    groups = torch.tensor([[1.2, -0.2], [0.7, 0.2], [0.9, -1.8], [-1.2, -1.5]])
+    # Two experts a group. The same two groups win at every scale, by the sum of their scores as by the largest, by which
+    # the kernel that vLLM 0.11 takes from IPEX goes. That kernel also adds the correction bias to the weights, so it is 0.
+    groups = torch.tensor([[1.2, -0.2], [0.9, 0.2], [0.5, -1.8], [-1.2, -1.5]])
     weight = torch.zeros(shape)
     for token_class in range(EXPERTS):
         order = groups[torch.randperm(len(groups), generator=source)]

@@ -3,7 +3,8 @@
     import eagle3compat
     eagle3compat.apply()
 
-before or after `speculators` is imported. Nothing heavy is imported here.
+before or after `speculators` is imported. The adapters are loaded with the first call: vLLM imports this package in
+every process of its environment, through the plugin's entry point.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from .errors import (
     WorkerError,
     WorkerNotAdaptedError,
 )
-from .patcher import Patcher, Settings
-from .patcher import plan as _plan
-from .report import Report
+
+TYPE_CHECKING = False  # as in typing, whose import takes as long as all of this
+if TYPE_CHECKING:
+    from .report import Report
 
 __version__ = "0.1.0"
 
@@ -46,9 +48,6 @@ __all__ = [
     "status",
 ]
 
-_patcher = Patcher()
-
-
 def apply(
     strict: bool = True, only: Collection[str] | None = None, skip: Collection[str] | None = None
 ) -> Report:
@@ -61,31 +60,46 @@ def apply(
     variables EAGLE3COMPAT (off, warn, strict) and EAGLE3COMPAT_SKIP (ids, comma-separated) override and add.
     What waits for an import is reported as deferred; the generator's constructor checks it before a model is loaded.
     """
-    return _patcher.apply(Settings.read(strict, only, skip))
+    from .patcher import PATCHER, Settings
+
+    return PATCHER.apply(Settings.read(strict, only, skip))
 
 
 def plan(only: Collection[str] | None = None, skip: Collection[str] | None = None) -> Report:
     """What `apply()` would do here, read from source files: nothing is imported and nothing is patched."""
-    return _plan(Settings.read(False, only, skip))
+    from .patcher import Settings, plan
+
+    return plan(Settings.read(False, only, skip))
 
 
 def status() -> Report:
     """The outcome of every adapter in this process now, judged by the objects in place."""
-    return _patcher.status()
+    from .patcher import PATCHER
+
+    return PATCHER.status()
 
 
 def revert() -> None:
-    """Take every adapter out again. Generators that were made while it was applied stay adapted until deleted."""
-    _patcher.revert()
+    """Take every adapter out again. Generators that were made while it was applied must not be used afterwards."""
+    from .patcher import PATCHER
+
+    PATCHER.revert()
 
 
 @contextmanager
 def applied(
     strict: bool = True, only: Collection[str] | None = None, skip: Collection[str] | None = None
 ) -> Iterator[Report]:
-    """`apply()` on entry, `revert()` on exit."""
-    report = apply(strict, only, skip)
+    """`apply()` on entry, `revert()` on exit, also when `apply()` raises."""
     try:
-        yield report
+        yield apply(strict, only, skip)
     finally:
         revert()
+
+
+def __getattr__(name: str) -> object:
+    if name == "Report":
+        from .report import Report
+
+        return Report
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

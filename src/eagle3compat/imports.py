@@ -11,14 +11,15 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 
-class StockFinder(MetaPathFinder):
-    """Wraps the loaders of the watched modules, whoever finds them."""
+class StockFinder:
+    """A meta path finder that wraps the loaders of the watched modules, whoever finds them."""
 
     def __init__(
         self,
@@ -32,7 +33,8 @@ class StockFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self.names or getattr(self._busy, "name", None) == fullname:
+        outer = getattr(self._busy, "name", None)
+        if fullname not in self.names or outer == fullname:
             return None
         self._busy.name = fullname
         try:
@@ -41,10 +43,10 @@ class StockFinder(MetaPathFinder):
                 spec: ModuleSpec | None = find(fullname, path, target) if find and finder is not self else None
                 if spec is not None:
                     if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                        spec.loader = _Loader(spec.loader, self)
+                        spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
                     return spec
         finally:
-            self._busy.name = None
+            self._busy.name = outer
         return None
 
     def install(self) -> None:
@@ -56,7 +58,7 @@ class StockFinder(MetaPathFinder):
             sys.meta_path.remove(self)
 
 
-class _Loader(Loader):
+class _Loader:
     """Stands in for a module's loader during its one execution."""
 
     def __init__(self, original: Any, finder: StockFinder) -> None:

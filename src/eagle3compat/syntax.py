@@ -59,7 +59,7 @@ class Module:
         self.name, self.path = name, path
         self.fault = ""
 
-    @property
+    @cached_property
     def is_package(self) -> bool:
         return self.path.name == "__init__.py" or self.path.is_dir()
 

@@ -82,7 +82,8 @@ class TestMain:
         assert adapted.returncode == 0, adapted.stderr
 
     def test_is_still_there_when_the_interpreter_exits(self, python: Python, tmp_path: Path) -> None:
-        write(tmp_path / "s.py", "import atexit, sys\natexit.register(lambda: print(sys.modules['__main__'].x))\nx = 5\n")
+        say = "lambda: print(sys.modules['__main__'].x)"
+        write(tmp_path / "s.py", f"import atexit, sys\natexit.register({say})\nx = 5\n")
         assert python(*RUN, "s.py").stdout == "5\n"
 
     def test_script_behind_a_link_finds_its_neighbours(self, python: Python, tmp_path: Path) -> None:
@@ -121,6 +122,17 @@ class TestAdapted:
         assert lines[2:] == plain[2:]
         assert lines[2].startswith("2 True 0 __mp_main__")
 
+    def test_spawned_processes_of_the_installed_command_do_not_run_the_command_again(
+        self, python: Python, tmp_path: Path
+    ) -> None:
+        write(tmp_path / "s.py", CHILD)
+        command = write(tmp_path / "bin" / "eagle3compat", "print('command')\n")
+        with command.open("a") as file:
+            file.write("import sys\nfrom eagle3compat.cli import main\nif __name__ == '__main__': sys.exit(main())\n")
+        lines = python(str(command), "run", "s.py", "spawn").stdout.splitlines()
+        assert lines[:3] == ["command", f"imported as __main__ - {NOTHING}", f"imported as __mp_main__ - {NOTHING}"]
+        assert lines[3:] == python("s.py", "spawn").stdout.splitlines()[2:]
+
     def test_forked_processes_inherit_the_adapters(self, python: Python, tmp_path: Path) -> None:
         write(tmp_path / "s.py", CHILD)
         lines = python(*RUN, "s.py", "fork").stdout.splitlines()
@@ -150,7 +162,8 @@ class TestEnd:
         assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "no data")
 
     @pytest.mark.parametrize(
-        "text", ["def f():\n    1 / 0\nf()\n", "try:\n    1 / 0\nexcept Exception:\n    raise ValueError('b')\n", "x = = 1\n"]
+        "text",
+        ["def f():\n    1 / 0\nf()\n", "try:\n    1 / 0\nexcept Exception:\n    raise ValueError('b')\n", "x = = 1\n"],
     )
     def test_an_exception_is_shown_as_python_shows_it(self, python: Python, tmp_path: Path, text: str) -> None:
         write(tmp_path / "s.py", text)
@@ -159,12 +172,13 @@ class TestEnd:
         assert adapted.returncode == plain.returncode == 1
 
     def test_the_programs_own_exception_hook_is_used(self, python: Python, tmp_path: Path) -> None:
-        write(tmp_path / "s.py", "import sys\nsys.excepthook = lambda *a: print('hooked', a[1])\nraise ValueError('x')\n")
+        hook = "lambda kind, error, trace: print('hooked', error)"
+        write(tmp_path / "s.py", f"import sys\nsys.excepthook = {hook}\nraise ValueError('x')\n")
         result = python(*RUN, "s.py")
         assert (result.returncode, result.stdout) == (1, "hooked x\n")
 
     def test_an_error_of_this_library_ends_with_its_message(self, python: Python, tmp_path: Path) -> None:
-        write(tmp_path / "s.py", "import eagle3compat\nraise eagle3compat.InputError('prompt 3 is empty. Drop it.', 3)\n")
+        write(tmp_path / "s.py", "from eagle3compat import InputError as E\nraise E('prompt 3 is empty. Drop it.')\n")
         result = python(*RUN, "s.py")
         assert result.returncode == 1
         assert result.stderr.splitlines()[-1].endswith("eagle3compat: prompt 3 is empty. Drop it.")

@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any
 
 from ..adapter import Adapter
+from ..capture import EXTENSION
 from ..contract import Accepts
-from ..engine.core import EXTENSION
 from ..ledger import Ledger
 from .configs import Recorded
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..adapter import GENERATOR, Adapter
 from ..contract import Accepts, Binds, Exists
-from ..engine.stand_in import V0_3, V0_4, Executor
 from ..ledger import Ledger
 
 CORE = "vllm.v1.engine.core:EngineCore"
@@ -49,6 +48,8 @@ class Execution(Adapter):
     remove_when = "never while in-process extraction is used: this is how batches are executed"
 
     def install(self, module: ModuleType, ledger: Ledger) -> None:
+        from ..engine.stand_in import V0_3, V0_4, Executor
+
         constants = inspect.unwrap(module.VllmHiddenStatesGenerator.generate).__code__.co_consts
         expectation = V0_4 if "_set_request_metadata" in constants else V0_3
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..adapter import GENERATOR, Adapter
 from ..contract import Binds, Exists
-from ..engine.stand_in import PlannedCache, executor_of
 from ..ledger import Ledger
 
 UTILS = "vllm.v1.core.kv_cache_utils"
@@ -55,6 +54,8 @@ def nothing(*_args: Any, **_kwargs: Any) -> None:
     """The engine core does this itself."""
 
 
-def planned(vllm_config: Any, *_args: Any, **_kwargs: Any) -> PlannedCache:
+def planned(vllm_config: Any, *_args: Any, **_kwargs: Any) -> Any:
     """The engine core's own plan for this configuration."""
+    from ..engine.stand_in import PlannedCache, executor_of
+
     return PlannedCache(executor_of(vllm_config).vllm_config.cache_config.num_gpu_blocks)

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..adapter import GENERATOR, Adapter
 from ..contract import Binds
-from ..engine.stand_in import Scheduler
 from ..ledger import Ledger
 
 
@@ -27,6 +26,8 @@ class SchedulerStandIn(Adapter):
     remove_when = "never while in-process extraction is used: the engine core schedules"
 
     def install(self, module: ModuleType, ledger: Ledger) -> None:
+        from ..engine.stand_in import Scheduler
+
         ledger.rebind(self.id, module, "Scheduler", Scheduler)
         ledger.rebind(self.id, module, "StructuredOutputManager", nothing)
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ..adapter import PACKAGE, Adapter
-from ..contract import Exists
+from ..contract import AnyOf, Exists, Not
 from ..ledger import Ledger
 
 CONFIGURATION = "transformers.configuration_utils"
@@ -31,7 +31,9 @@ class SpeculatorsImport(Adapter):
         "`import speculators` raises `PydanticUndefinedAnnotation: name 'torch' is not defined` with transformers 5, "
         "which vLLM requires from 0.24 on"
     )
-    stock_needs = (Exists(f"{CONFIGURATION}:torch"),)
+    stock_needs = (
+        AnyOf((Exists(f"{CONFIGURATION}:torch"), Not(Exists(f"{CONFIGURATION}:PretrainedConfig.dtype")))),
+    )
     relies_on = (Exists(CONFIGURATION),)
     where = "driver and worker"
     upstream = "https://github.com/vllm-project/speculators/issues/370"

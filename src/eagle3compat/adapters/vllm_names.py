@@ -13,7 +13,6 @@ from ..adapter import GENERATOR, WORKER, Adapter
 from ..contract import Imports
 from ..errors import IncompatibleError
 from ..ledger import Ledger
-from ..surfaces import LiveSurface
 
 
 class Gone:
@@ -75,6 +74,8 @@ class WorkerNames(VllmNames):
 @contextmanager
 def supplied(adapter: str, stock_module: str) -> Iterator[None]:
     """Within: every vLLM name that the source of `stock_module` imports is there."""
+    from ..surfaces import LiveSurface
+
     ledger = Ledger()
     modules: list[str] = []
     try:

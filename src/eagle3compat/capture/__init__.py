@@ -7,3 +7,6 @@ rows       which rows of a step are which request's tokens, and from which posit
 store      the captured rows on the host, until the driver collects them
 recorder   ties these together around the model's own forward
 """
+
+EXTENSION = "eagle3compat.capture.extension.HiddenStatesWorkerExtension"
+"""The worker extension, by the name under which vLLM resolves it in each worker."""

@@ -13,13 +13,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..capture import EXTENSION
 from ..errors import GeneratorDeadError, WorkerError, WorkerNotAdaptedError
 from ..faults import FaultLog
 from ..report import source_digest
 
 log = logging.getLogger("eagle3compat")
 
-EXTENSION = "eagle3compat.capture.extension.HiddenStatesWorkerExtension"
 COLLECT_BYTES = 256 * 2**20
 """Captured states are collected from the worker in pieces of about this size."""
 PROGRESS_SECONDS = 10.0
@@ -87,11 +87,12 @@ class Engine:
         total = sum(len(prompt) for prompt in prompts.values())
         started = shown = time.monotonic()
         idle = 0
+        step = getattr(self._core, "step_fn", self._core.step)
         try:
             for request in requests.values():
                 self._core.add_request(request)
             while unfinished:
-                outputs, executed = self._core.step_fn()
+                outputs, executed = step()
                 for output in (item for group in (outputs or {}).values() for item in group.outputs):
                     if output.finish_reason is not None:
                         unfinished.discard(output.request_id)

@@ -50,6 +50,7 @@ class Executor:
         self.finished: dict[str, Sequence[int]] = {}
         self._expectation = expectation
         self.engine = Engine(vllm_config, kv_share)
+        self._finalizer = weakref.finalize(self, self.engine.shutdown)  # also at exit, while modules are still whole
         _executors.add(self)
 
     @property
