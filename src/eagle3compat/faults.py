@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .errors import WorkerError
 
@@ -26,6 +27,7 @@ REMEDIES = (
     ("OutOfMemoryError", "Lower gpu_memory_utilization, max_num_batched_tokens or the batch size, or use more GPUs."),
     ("out of memory", "Lower gpu_memory_utilization, max_num_batched_tokens or the batch size, or use more GPUs."),
     ("No module named 'eagle3compat'", "Install eagle3compat in the environment that the workers run in."),
+    ("MLA is not supported on CPU", "Set VLLM_MLA_DISABLE=1: the CPU build runs DeepSeek models without MLA."),
     ("KV cache", "Lower max_model_len or raise gpu_memory_utilization (VLLM_CPU_KVCACHE_SPACE on CPU)."),
     ("UnprovenCaptureError", "The reason above says what this model lacks."),
 )
@@ -44,10 +46,11 @@ class _Recorder(logging.Handler):
             return
         error = record.exc_info[1]
         entry = {
+            "time": record.created,
             "process": multiprocessing.current_process().name,
             "pid": os.getpid(),
             "type": type(error).__name__,
-            "message": str(error),
+            "message": _message(error),
             "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
         }
         try:
@@ -55,6 +58,13 @@ class _Recorder(logging.Handler):
                 file.write(json.dumps(entry) + "\n")
         except OSError:  # the driver removed the folder: it is gone, nobody reads this any more
             return
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as fault:  # noqa: BLE001  raised here, it would hide the exception that is to be shown
+        return f"(its message cannot be shown: {type(fault).__name__})"
 
 
 def watch_worker() -> None:
@@ -81,7 +91,7 @@ class FaultLog:
         finally:
             os.environ.pop(FOLDER, None)
 
-    def take(self) -> list[dict[str, str]]:
+    def take(self) -> list[dict[str, Any]]:
         """What was written since the last call, oldest first."""
         entries = []
         for path in sorted(Path(self.folder).glob("*.jsonl")):
@@ -91,7 +101,7 @@ class FaultLog:
                 except json.JSONDecodeError:  # the worker ended while it wrote this line
                     continue
             path.unlink()
-        return entries
+        return sorted(entries, key=lambda entry: float(entry["time"]))
 
     def error(self, doing: str, raised: BaseException, dead: str = "") -> WorkerError:
         """The error to raise for `raised`, which a call into the workers ended with.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 _ABSENT = object()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """One rebinding: `holder.name` was `original` (or absent from the holder itself) and is now `replacement`."""
 
@@ -23,7 +24,9 @@ class Entry:
     def in_place(self) -> bool:
         """The object in place is the truth, not a flag that was set; one that wraps ours (`__wrapped__`) is ours."""
         current = vars(self.holder).get(self.name, _ABSENT)
-        while current is not self.replacement and hasattr(current, "__wrapped__"):
+        seen: set[int] = set()
+        while current is not self.replacement and hasattr(current, "__wrapped__") and id(current) not in seen:
+            seen.add(id(current))
             current = current.__wrapped__
         return current is self.replacement
 
@@ -58,14 +61,16 @@ class Ledger:
         """Rebindings that somebody else has replaced since."""
         return [entry for entry in self._entries if not entry.in_place]
 
-    def restore(self, adapter: str | None = None) -> list[Entry]:
-        """Undo every rebinding, or those of one adapter.
+    def restore(self, adapter: str | None = None, within: ModuleType | None = None) -> list[Entry]:
+        """Undo every rebinding, or those of one adapter; with `within`, only in that module and its classes.
 
         Returns the entries that were left alone because another patcher has since put its own object there: taking
         that away would break code that this library does not know.
         """
         left = []
-        for entry in reversed([e for e in self._entries if adapter in (None, e.adapter)]):
+        holders = None if within is None else {id(holder) for holder in (within, *vars(within).values())}
+        chosen = [e for e in self._entries if adapter in (None, e.adapter)]
+        for entry in reversed([e for e in chosen if holders is None or id(e.holder) in holders]):
             self._entries.remove(entry)
             if vars(entry.holder).get(entry.name, _ABSENT) is not entry.replacement:
                 left.append(entry)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -83,9 +84,15 @@ class Patcher:
                 if waiting:
                     self._finder = StockFinder(waiting, self._around, self._after)
                     self._finder.install()
+        self._wait_for_imports()
         report = self.status()
         self._complain(report, settings.strict)
         return report
+
+    @property
+    def active(self) -> bool:
+        """Whether the adapters are applied in this process."""
+        return self._settings is not None
 
     def revert(self) -> None:
         with self._lock:
@@ -111,11 +118,21 @@ class Patcher:
                     outcomes[index] = Outcome(outcome.adapter, outcome.seam, Status.FAILED, reason)
             return Report(self._title, tuple(outcomes))
 
+    def _wait_for_imports(self) -> None:
+        """Until other threads have ended the imports that they began before the finder was there."""
+        for module in self._awaited():
+            if _importing(module):
+                with suppress(Exception):  # an import that fails is for the other thread to report
+                    importlib.import_module(module.__name__)
+
     def _overlooked(self) -> list[ModuleType]:
+        return [module for module in self._awaited() if not _importing(module)]
+
+    def _awaited(self) -> list[ModuleType]:
         with self._lock:
-            waiting = [a.target for a in ADAPTERS if a.id in self._outcomes and self._deferred(a)]
-        modules = [sys.modules.get(target) for target in dict.fromkeys(waiting)]
-        return [module for module in modules if module is not None and not _importing(module)]
+            targets = [a.target for a in ADAPTERS if a.id in self._outcomes and self._deferred(a)]
+        modules = [sys.modules.get(target) for target in dict.fromkeys(targets)]
+        return [module for module in modules if module is not None]
 
     def _deferred(self, adapter: Adapter) -> bool:
         return self._outcomes[adapter.id].status is Status.DEFERRED
@@ -124,12 +141,20 @@ class Patcher:
     def _around(self, target: str) -> Iterator[None]:
         """While the target module runs its import statements."""
         with ExitStack() as stack:
-            for adapter in self._wanted(target):
+            for adapter in self._afresh(target):
                 try:
                     stack.enter_context(adapter.during_import())
                 except Exception as error:  # noqa: BLE001  the module must still import for those who can do without
                     self._fail(adapter, error)
             yield
+
+    def _afresh(self, target: str) -> list[Adapter]:
+        """The adapters of a module whose import begins, perhaps not for the first time: earlier outcomes are void."""
+        with self._lock:
+            chosen = [a for a in ADAPTERS if a.target == target and a.id in self._outcomes]
+            chosen = [a for a in chosen if self._outcomes[a.id].status is not Status.DISABLED]
+            self._outcomes.update({adapter.id: _deferral(adapter) for adapter in chosen})
+            return chosen
 
     def _wanted(self, target: str) -> list[Adapter]:
         with self._lock:
@@ -150,10 +175,10 @@ class Patcher:
             if self._settings is None:
                 return
             if module.__name__ == GENERATOR:
-                self._ledger.restore("guard")
+                self._ledger.restore("guard", module)
             for adapter in self._wanted(module.__name__):
                 if adapter.id in decided:
-                    self._ledger.restore(adapter.id)
+                    self._ledger.restore(adapter.id, module)
                     self._install(adapter, module, decided[adapter.id])
             if module.__name__ == GENERATOR:
                 self._guard(module)
@@ -164,7 +189,7 @@ class Patcher:
             try:
                 adapter.install(module, self._ledger)
             except Exception as error:  # noqa: BLE001  it would break the import for everyone; it is reported
-                self._ledger.restore(adapter.id)
+                self._ledger.restore(adapter.id, module)
                 outcome = _failure(adapter, error)
         self._outcomes[adapter.id] = outcome
 
@@ -198,6 +223,10 @@ class Patcher:
 def _importing(module: ModuleType) -> bool:
     spec = getattr(module, "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
+
+
+def _deferral(adapter: Adapter) -> Outcome:
+    return adapter.outcome(Status.DEFERRED, f"waits for the import of {adapter.target}")
 
 
 def _failure(adapter: Adapter, error: Exception) -> Outcome:
@@ -258,7 +287,7 @@ def plan(settings: Settings, surface: Surface | None = None, deferred: bool = Fa
         if adapter.id in settings.skip:
             outcome = adapter.outcome(Status.DISABLED, f"skipped on request ({SKIP} or skip=/only=)")
         elif surface is None:
-            outcome = adapter.outcome(Status.DEFERRED, f"waits for the import of {adapter.target}")
+            outcome = _deferral(adapter)
         else:
             outcome = _with_requirements(adapter, adapter.decide(surface), outcomes)
         outcomes[adapter.id] = outcome

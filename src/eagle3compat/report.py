@@ -35,7 +35,7 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """The outcome of every adapter, in the order in which an extraction meets them."""
 
@@ -46,6 +46,19 @@ class Report:
     def headline(self) -> str:
         """What the outcomes are about, such as `speculators 0.4.0.1 on vllm 0.32.0`."""
         return self.title if isinstance(self.title, str) else self.title()
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Report) and self.outcomes == other.outcomes
+        return same and isinstance(other, Report) and self.headline == other.headline
+
+    def __hash__(self) -> int:
+        return hash(self.outcomes)
+
+    def __repr__(self) -> str:
+        return f"Report({self.headline!r}, {self.outcomes!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Report, (self.headline, self.outcomes)
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)

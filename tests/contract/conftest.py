@@ -53,8 +53,12 @@ REBINDS: dict[str, tuple[str, ...]] = {
 class Stock:
     """Imports the stock modules, and tells their own objects from rebound ones by reading their source."""
 
+    rebinds = REBINDS
+    poisoned = POISONED
     unaided = True
     """Whether the generator can be imported on this vLLM without the library."""
+    untouched: Snapshot
+    """The process with everything imported but the stock modules, and the library not applied."""
 
     @property
     def generator(self) -> Any:
@@ -70,6 +74,9 @@ class Stock:
         """As before the stock modules were imported; the package above them stays."""
         for name in (GENERATOR, WORKER):
             sys.modules.pop(name, None)
+            parent, _, child = name.rpartition(".")
+            if parent in sys.modules:
+                vars(sys.modules[parent]).pop(child, None)
 
     def drop_package(self) -> None:
         """As before anything of speculators was imported."""
@@ -166,17 +173,27 @@ class Snapshot:
             now = vars(holder)
             found += [f"{place}.{name} (other)" for name in before if name in now and now[name] is not before[name]]
             found += [f"{place}.{name} (gone)" for name in before if name not in now]
-            found += [f"{place}.{name} (new)" for name in now if name not in before and not is_submodule(now[name])]
+            found += [f"{place}.{name} (new)" for name in now if name not in before and not is_lazy(name, now[name])]
         return [*found, *(f"{name} (made up)" for name in made_up())]
 
 
-def is_submodule(value: object) -> bool:
-    return isinstance(value, ModuleType) and sys.modules.get(value.__name__) is value
+def is_lazy(name: str, value: object) -> bool:
+    """Submodules appear when they are imported, and a class without annotations gets empty ones when asked."""
+    if isinstance(value, ModuleType):
+        return sys.modules.get(value.__name__) is value
+    return name == "__annotations__" and value == {}
 
 
 def made_up() -> list[str]:
     """Modules of vLLM that no file stands behind."""
     return [n for n, m in sys.modules.items() if n.split(".")[0] == "vllm" and getattr(m, "__spec__", None) is None]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every name that an adapter may rebind, for tests that ask for one as `adapter` and `rebound`."""
+    if "rebound" in metafunc.fixturenames:
+        pairs = [pytest.param(id_, name, id=f"{id_} {name}") for id_, names in REBINDS.items() for name in names]
+        metafunc.parametrize(("adapter", "rebound"), pairs)
 
 
 @pytest.fixture(scope="session")
@@ -190,6 +207,8 @@ def _warm() -> Stock:
         stock.load()
     except ImportError:
         stock.unaided = False
+    stock.drop()
+    stock.untouched = Snapshot()
     return stock
 
 
@@ -200,9 +219,9 @@ def stock(_warm: Stock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stock]:
         monkeypatch.delenv(name)
     eagle3compat.revert()
     _warm.drop()
-    before = Snapshot()
     yield _warm
     eagle3compat.revert()
     _warm.drop()
     monkeypatch.undo()
-    assert before.changes() == []
+    changes, _warm.untouched = _warm.untouched.changes(), Snapshot()  # one test's trace is not held against the next
+    assert changes == []

@@ -101,7 +101,7 @@ def models(shared: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def references(shared: Path, models: dict[str, Path]) -> Callable[[str, str], Any]:
-    """What transformers computes for a family and a batch of PROMPTS: for each prompt one tensor a layer."""
+    """What transformers computes, in float32, for a family and a batch of PROMPTS: one tensor a layer and prompt."""
     python = python_of(*REFERENCE)
 
     def of(family: str, batch: str) -> Path:
@@ -109,7 +109,7 @@ def references(shared: Path, models: dict[str, Path]) -> Callable[[str, str], An
             prompts = shared / f"{family}-{batch}.json"
             prompts.write_text(json.dumps(PROMPTS[batch]))
             command = [python, str(ROOT / "tests/reference.py"), str(models[family]), str(prompts), str(target)]
-            execute(command, shared / f"reference-{family}-{batch}.log", settings())
+            execute([*command, "--dtype", "float32"], shared / f"reference-{family}-{batch}.log", settings())
 
         return once(shared, f"reference-{family}-{batch}.pt", make)
 

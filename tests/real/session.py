@@ -60,8 +60,9 @@ class Session:
         the CPU platform sets while the config is built.
         """
         started = time.monotonic()
+        generator = edited(self.stock(), edit or {}, start_method)
         with dtype_of(dtype):
-            self.generator = edited(self.stock(), edit or {}, start_method)(**arguments)
+            self.generator = generator(**arguments)
         return {
             "seconds": time.monotonic() - started,
             "workers": self.attest(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from ..adapter import GENERATOR, Adapter
 from ..contract import Exists
-from ..errors import InputError, ModelNotFoundError, ResultError
+from ..errors import GeneratorDeadError, InputError, ModelNotFoundError, ResultError
 from ..ledger import Ledger
 
 log = logging.getLogger("eagle3compat")
@@ -56,6 +57,8 @@ def checked_constructor(constructor: Any) -> Any:
     def __init__(self: Any, model_path: str, layer_ids: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         check_model_path(model_path)
         check_layer_ids(layer_ids)
+        if layer_ids is not None:
+            layer_ids = [operator.index(layer) for layer in layer_ids]  # numpy's and torch's integers are none to vLLM
         constructor(self, model_path, layer_ids, *args, **kwargs)
 
     return __init__
@@ -63,6 +66,8 @@ def checked_constructor(constructor: Any) -> Any:
 
 def check_model_path(model_path: Any) -> None:
     """Refuse a path that is not there; a hub id (`owner/name`) is left to transformers."""
+    if not isinstance(model_path, (str, os.PathLike)) or not os.fspath(model_path):
+        raise InputError(f"model_path is {model_path!r}. Pass the folder of a model, or its id on the hub.")
     path = os.fspath(model_path)
     local = os.path.isabs(path) or path.startswith((".", "~")) or path.count("/") > 1
     if local and not os.path.isdir(path):
@@ -75,18 +80,40 @@ def check_layer_ids(layer_ids: Any) -> None:
     """Refuse what stock would take and fail on later; bounds are checked by stock against the model's config."""
     if layer_ids is None:
         return
+    if not hasattr(layer_ids, "__len__"):
+        raise InputError(f"layer_ids is {layer_ids!r}, not a list. Pass a list of integers, or None.")
     if len(layer_ids) == 0:
         raise InputError("layer_ids is empty, so nothing would be captured. Name at least one layer, or pass None.")
     for layer in layer_ids:
-        if isinstance(layer, bool) or not isinstance(layer, int):
+        if isinstance(layer, bool) or not _is_integer(layer):
             raise InputError(f"layer id {layer!r} is not an integer. Layer ids count decoder layers from 0.")
+
+
+def _is_integer(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def token_lists(token_ids: Any) -> list[list[int]]:
     """The prompts of a call as lists, whatever stock accepts: lists, a list of tensors, or a tensor `[n, length]`."""
     if hasattr(token_ids, "tolist"):
         token_ids = token_ids.tolist()
-    return [ids.tolist() if hasattr(ids, "tolist") else list(ids) for ids in token_ids]
+    try:
+        prompts = [list(ids.tolist() if hasattr(ids, "tolist") else ids) for ids in token_ids]
+    except TypeError:
+        raise InputError(
+            "token_ids is not a list of prompts. Pass a list of lists of token ids, or a tensor [prompts, tokens]."
+        ) from None
+    for index, prompt in enumerate(prompts):
+        try:
+            prompts[index] = [operator.index(token) for token in prompt]
+        except TypeError:
+            wrong = next(token for token in prompt if not _is_integer(token))
+            raise InputError(f"prompt {index} holds {wrong!r}, which is not a token id.", index) from None
+    return prompts
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
@@ -107,6 +134,8 @@ def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
 def checked_generate(generate: Any) -> Any:
     @functools.wraps(generate)
     def checked(self: Any, token_ids: Any) -> list[dict[str, Any]]:
+        if not hasattr(self.executor, "forget"):
+            raise GeneratorDeadError("it was made before eagle3compat.apply().")
         prompts = token_lists(token_ids)
         model_config = self.vllm_config.model_config
         check_prompts(prompts, model_config.get_vocab_size())

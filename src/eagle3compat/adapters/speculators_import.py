@@ -32,6 +32,7 @@ class SpeculatorsImport(Adapter):
         "which vLLM requires from 0.24 on"
     )
     stock_needs = (
+        Exists(CONFIGURATION),
         AnyOf((Exists(f"{CONFIGURATION}:torch"), Not(Exists(f"{CONFIGURATION}:PretrainedConfig.dtype")))),
     )
     relies_on = (Exists(CONFIGURATION),)

@@ -77,7 +77,7 @@ def supplied(adapter: str, stock_module: str) -> Iterator[None]:
     from ..surfaces import LiveSurface
 
     ledger = Ledger()
-    modules: list[str] = []
+    modules: dict[str, bool] = {}
     try:
         for imported in LiveSurface().imports(stock_module, "vllm"):
             module = _module(imported.module, modules)
@@ -88,17 +88,18 @@ def supplied(adapter: str, stock_module: str) -> Iterator[None]:
         ledger.restore()
         for name in modules:
             sys.modules.pop(name, None)
+        sys.modules.update({name: None for name, blocked in modules.items() if blocked})  # type: ignore[misc]
 
 
-def _module(name: str, made: list[str]) -> ModuleType:
+def _module(name: str, made: dict[str, bool]) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise  # a dependency of vLLM is missing: another fault, with its own message
         module = ModuleType(name)
+        made[name] = name in sys.modules  # None there says that somebody blocks it
         sys.modules[name] = module
-        made.append(name)
         return module
 
 

@@ -12,7 +12,7 @@ from ..errors import UnprovenCaptureError
 from .decoder import Decoder, find_decoder
 from .rows import RowReader, Step
 from .store import Store
-from .streams import REMEDY, Reading, decide, distance, entering, shape_of, tolerance
+from .streams import REMEDY, Reading, decide, distance, entering, flat, kept, shape_of, tolerance
 
 
 class Recorder:
@@ -45,17 +45,15 @@ class Recorder:
     def _layer_hook(self, index: int) -> Any:
         def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:
             if self._recording:
+                if index in self._streams:
+                    raise UnprovenCaptureError(self.model, f"its forward calls layer {index} more than once", REMEDY)
                 self._streams[index] = self._read(index, output)
 
         return hook
 
     def _read(self, index: int, output: Any) -> torch.Tensor:
         if self.reading is None:  # the first batch: kept whole until the last layer has told how to read it
-            if isinstance(output, (tuple, list)):
-                output = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in output)
-            else:
-                output = output.clone()
-            self._unread[index] = output
+            self._unread[index] = kept(output)
             return torch.empty(0)
         if shape_of(output) != self._shape:
             raise self._unproven(index, output)
@@ -79,9 +77,7 @@ class Recorder:
 
     def _on_last_layer(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         if self._recording:
-            parts = output if isinstance(output, (tuple, list)) else (output,)
-            kept = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in parts)
-            self._last = kept if isinstance(output, (tuple, list)) else kept[0]
+            self._last = kept(output)
 
     def _before_child(self, _module: torch.nn.Module, args: Any) -> None:
         if self._recording and self._last is not None and self._norm is None:
@@ -93,18 +89,18 @@ class Recorder:
         if self._recording and self._norm is not None and self._norm[1] is None:
             self._norm = (self._norm[0], output[0] if isinstance(output, (tuple, list)) else output)
 
-    def _prove(self, returned: Any) -> None:
-        """Decide how layers are to be read, once, on the first real batch."""
+    def _prove(self, returned: Any, total: int) -> None:
+        """Decide how layers are to be read, once, on the first real batch; rows past `total` are padding."""
         layer = type(self.decoder.layers[-1]).__name__
         if self._norm is None or not isinstance(self._norm[1], torch.Tensor):
             raise UnprovenCaptureError(self.model, f"no final norm was seen after the last {layer}", REMEDY)
         entered, normed = self._norm
         first = returned[0] if isinstance(returned, (tuple, list)) else returned
-        if not isinstance(first, torch.Tensor) or distance(
-            normed.reshape(-1, normed.shape[-1]), first.reshape(-1, normed.shape[-1])
-        ) > tolerance(entered.dtype):
+        if not isinstance(first, torch.Tensor) or not (
+            distance(flat(normed)[:total], flat(first)[:total]) <= tolerance(entered.dtype)
+        ):
             raise UnprovenCaptureError(self.model, "its forward returns something else than its final norm", REMEDY)
-        self.reading = decide(self.model, layer, self._last, entered)
+        self.reading = decide(self.model, layer, self._last, entered, total)
         self._shape = shape_of(self._last)
         for index, output in self._unread.items():
             self._streams[index] = self._read(index, output)
@@ -124,7 +120,7 @@ class Recorder:
         finally:
             self._recording = False
         if self.reading is None:
-            self._prove(returned)
+            self._prove(returned, step.total)
         self._file(step, self._parameters.bind(*args, **kwargs).arguments)
         self._streams, self._last, self._norm = {}, None, None
         return returned
@@ -146,5 +142,5 @@ class Recorder:
             step,
             positions[:total].to("cpu", torch.long),
             None if tokens is None else tokens[:total].to("cpu", torch.long),
-            {index: stream.reshape(-1, stream.shape[-1])[:total].to("cpu") for index, stream in self._streams.items()},
+            {index: flat(stream)[:total].to("cpu") for index, stream in self._streams.items()},
         )

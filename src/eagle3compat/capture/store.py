@@ -53,6 +53,9 @@ class Store:
         `positions` `[rows]` and `tokens` `[rows]` (None where the forward got embeddings) are int64 on the host;
         `streams` maps a layer id to `[rows, hidden_size]` on the host. Rows past the step's total are padding.
         """
+        short = min(len(positions), *(len(stream) for stream in streams.values()))
+        if short < step.total:
+            raise ResultError(None, f"a step of {step.total} rows came with {short} positions or states", REMEDY)
         start = 0
         for request, count in zip(step.request_ids, step.counts, strict=True):
             rows = slice(start, start + count)
@@ -70,7 +73,7 @@ class Store:
     ) -> None:
         prompt = self._prompts[request]
         first, count = int(positions[0]), len(positions)
-        if not torch.equal(positions, torch.arange(first, first + count)):
+        if first < 0 or not torch.equal(positions, torch.arange(first, first + count)):
             raise ResultError(None, f"the rows of {request} do not have consecutive positions", REMEDY)
         wanted = min(count, len(prompt) - first)  # rows past the prompt are sampled tokens
         if wanted <= 0:

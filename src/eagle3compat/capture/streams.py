@@ -37,14 +37,31 @@ def _sum(output: Any) -> torch.Tensor:
 READINGS: dict[str, Reading] = {"hidden + residual": _sum, "hidden": _first}
 
 
+def kept(output: Any) -> Any:
+    """A copy of a layer's return value: later layers may write into the original."""
+    if isinstance(output, torch.Tensor):
+        return output.clone()
+    if isinstance(output, (tuple, list)):
+        return tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in output)
+    return output
+
+
 def shape_of(output: Any) -> str:
-    """The structure of a layer's return value, as text: `(tensor, tensor)`, `tensor`, `(tensor, None)`."""
+    """The structure of a layer's return value, as text: `(tensor, tensor)`, `tensor`, `(tensor, None)`.
+
+    A tensor of another shape than the first is `other`: it cannot be the residual that belongs to it.
+    """
     if isinstance(output, torch.Tensor):
         return "tensor"
     if isinstance(output, (tuple, list)):
-        parts = ["tensor" if isinstance(p, torch.Tensor) else "None" if p is None else type(p).__name__ for p in output]
-        return "(" + ", ".join(parts) + ")"
+        return "(" + ", ".join(_part(part, output[0]) for part in output) + ")"
     return type(output).__name__
+
+
+def _part(part: Any, first: Any) -> str:
+    if isinstance(part, torch.Tensor):
+        return "tensor" if getattr(first, "shape", part.shape) == part.shape else "other"
+    return "None" if part is None else type(part).__name__
 
 
 def readings_of(output: Any) -> dict[str, Reading]:
@@ -59,11 +76,17 @@ def readings_of(output: Any) -> dict[str, Reading]:
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference between two tensors, relative to the largest value of `other`."""
+    """The largest difference between two tensors, each relative to the value that it is a difference of.
+
+    The median value is added to that, so that values near zero do not count for more. The largest would not do in its
+    place: language models have single activations a thousand times the others, beside which all else looks close.
+    """
     if one.shape != other.shape:
         return float("inf")
-    scale = other.float().abs().max().clamp_min(1e-30)
-    return float(((one.float() - other.float()).abs().max() / scale).item())
+    expected = other.float()
+    size = expected.abs()
+    relative = (one.float() - expected).abs() / (size + size.median()).clamp_min(1e-30)
+    return float(relative.max().item())
 
 
 def entering(args: tuple[Any, ...]) -> torch.Tensor | None:
@@ -81,15 +104,27 @@ def tolerance(dtype: torch.dtype) -> float:
     return 4 * float(torch.finfo(dtype).eps)
 
 
-def decide(model: str, layer: str, output: Any, entered: torch.Tensor) -> tuple[str, Reading]:
-    """The reading of the last layer's `output` that gives the stream which `entered` the final norm."""
+def flat(stream: torch.Tensor) -> torch.Tensor:
+    """`[rows, hidden_size]`, whatever batch dimensions there are."""
+    return stream.reshape(-1, stream.shape[-1])
+
+
+def decide(
+    model: str, layer: str, output: Any, entered: torch.Tensor, total: int | None = None
+) -> tuple[str, Reading]:
+    """The reading of the last layer's `output` that gives the stream which `entered` the final norm.
+
+    Only the first `total` rows are compared; the others are padding.
+    """
     distances = {}
-    wanted = entered.reshape(-1, entered.shape[-1])
-    for name, reading in readings_of(output).items():
-        distances[name] = distance(reading(output).reshape(-1, entered.shape[-1]), wanted)
-        if distances[name] <= tolerance(entered.dtype):
-            return name, reading
-    tried = ", ".join(f"{name}: off by {value:.2g} of the largest value" for name, value in distances.items())
+    readings = readings_of(output)
+    for name, reading in readings.items():
+        distances[name] = distance(flat(reading(output))[:total], flat(entered)[:total])
+    # The closest, not the first that is close enough: a residual may be small beside the stream.
+    closest = min(distances, key=distances.__getitem__, default="")
+    if closest and distances[closest] <= tolerance(entered.dtype):
+        return closest, readings[closest]
+    tried = ", ".join(f"{name}: off by a factor of {value:.2g}" for name, value in distances.items())
     raise UnprovenCaptureError(
         model,
         f"{layer} returns {shape_of(output)}, and no reading of it equals what enters the final norm "

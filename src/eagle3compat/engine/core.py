@@ -23,6 +23,7 @@ log = logging.getLogger("eagle3compat")
 COLLECT_BYTES = 256 * 2**20
 """Captured states are collected from the worker in pieces of about this size."""
 PROGRESS_SECONDS = 10.0
+SHUTDOWN_SECONDS = 10.0
 IDLE_STEPS = 1000
 
 
@@ -57,6 +58,7 @@ class Engine:
         self._dead = ""
         self._faults = FaultLog()
         self._core: Any = None
+        self._processes: list[tuple[int, Any]] = []
         with self._faults.announced():
             try:
                 self._core = EngineCore(vllm_config, ExtractionExecutor, log_stats=False)
@@ -132,11 +134,16 @@ class Engine:
         return collected
 
     def shutdown(self) -> None:
-        """Stop the workers and release what they hold."""
+        """Stop the workers and release what they hold. No worker outlives it: one that does not end is killed."""
         core, self._core = self._core, None
         self._dead = self._dead or "it was shut down."
         if core is not None:
             core.shutdown()
+        for _rank, process in self._processes:
+            process.join(SHUTDOWN_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join(SHUTDOWN_SECONDS)
         self._faults.close()
 
     def _attest(self) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import GeneratorDeadError
+from ..patcher import PATCHER
 from .core import Engine
 
 
@@ -120,7 +122,9 @@ class Scheduler:
         self._executor.pending[request.request_id] = request
 
     def schedule(self) -> WholeBatch:
-        """All requests added since the last execution."""
+        """All requests added since the last execution. Raises GeneratorDeadError after `revert()`."""
+        if not PATCHER.active:
+            raise GeneratorDeadError("eagle3compat.revert() was called after it was made.")
         pending = self._executor.pending
         return WholeBatch({name: len(request.prompt_token_ids) for name, request in pending.items()})
 

@@ -1,0 +1,59 @@
+# On a bare machine: Python 3.10 to 3.14, git, make and the package registries.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PYTHON ?= $(shell python3.11 -c '' 2> /dev/null && echo python3.11 || echo python3)
+BIN := .venv/bin
+STAMP := .venv/.complete
+
+# vLLM and speculators, on each of which the real tests run.
+PAIRS := 0.11.0/0.3.0 0.11.0/0.4.0.1 0.16.0/0.3.0 0.16.0/0.4.0.1 0.32.0/0.3.0 0.32.0/0.4.0.1
+
+.PHONY: help venv demo test lint unit environments real docs-check bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+venv: $(STAMP)  ## make .venv with this package and the tools for working on it
+
+$(STAMP): pyproject.toml
+	@echo "making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## extract with stock speculators where it dies by itself, and compare every tensor
+	@$(BIN)/python tools/demo.py
+
+test: lint unit environments real  ## everything that CI runs
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+unit: $(STAMP)  ## tests that need no vLLM
+	$(BIN)/pytest tests/unit
+
+environments: $(STAMP)  ## make the environments with a real vLLM; the first time that takes some minutes each
+	@for pair in $(PAIRS); do \
+	    SECONDS=0; echo "vLLM $${pair%/*}, speculators $${pair#*/}: making the environment"; \
+	    $(BIN)/python tools/environments.py $${pair%/*} $${pair#*/} > /dev/null; \
+	    echo "vLLM $${pair%/*}, speculators $${pair#*/}: ready after $$SECONDS s"; \
+	done
+
+real: environments  ## real vLLM releases: the contract suite, and extraction compared with transformers
+	$(BIN)/pytest tests/real -n 2 --dist loadgroup
+
+docs-check: $(STAMP)  ## docs/adapters.md is what the adapters say
+	$(BIN)/python tools/adapter_docs.py --check
+
+bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
+	@$(BIN)/python benchmarks/import_and_apply.py
+	@$(BIN)/python benchmarks/hooks.py
+
+clean:  ## delete .venv and what was made here; environments with vLLM are kept
+	rm -rf .venv out .nox .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

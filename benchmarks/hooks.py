@@ -1,0 +1,204 @@
+"""What capturing costs as a share of a forward, on CPU: stock's generator on a Llama of eight layers.
+
+    python benchmarks/hooks.py [--rounds N]
+
+Three ways through one engine with the same prompts, in turn: nothing is recorded; four layers are recorded; stock's
+`generate`, which also moves what was recorded to the driver and checks it. Of each way the medians of ratios within a
+round, with quartiles. On a machine that does other things too they are wide, so the worker is also asked, while it
+records, for the time in hooks and in filing what they caught, as a share of the rest of the forward.
+
+The model is small, so this is an upper bound: recording copies the stream, which grows with the hidden size, while the
+forward grows with its square. Raw figures, in seconds: out/hooks.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PAIR = ("0.16.0", "0.3.0")
+OUT = ROOT / "out" / "hooks"
+FIGURES = ROOT / "out" / "hooks.json"
+LAYERS, HIDDEN, CAPTURED = 8, 512, [2, 4, 5, 7]
+PROMPTS, LENGTH = 4, 256
+
+Figures = dict[str, list[float]]
+
+
+def make_model(folder: Path) -> None:
+    """The tiny Llama of the tests, deeper and wider."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import tiny  # type: ignore[import-not-found]
+
+    tiny.HIDDEN = HIDDEN
+    tiny.build("llama", folder, num_layers=LAYERS)
+
+
+class Measured:
+    """One engine, and ways through it."""
+
+    def __init__(self, model: Path) -> None:
+        import eagle3compat
+
+        eagle3compat.apply()
+        from speculators.data_generation import vllm_hidden_states_generator as stock
+
+        self.stock = stock
+        self.generator = stock.VllmHiddenStatesGenerator(str(model), layer_ids=CAPTURED, max_model_len=2 * LENGTH)
+        self.engine = self.generator.executor.engine
+        rng = random.Random(0)
+        self.prompts = [[rng.randrange(8, 600) for _ in range(LENGTH)] for _ in range(PROMPTS)]
+        self.calls = 0
+
+    def requests(self) -> dict[str, Any]:
+        """As stock makes them, with names of their own."""
+        self.calls += 1
+        parameters = self.stock.SamplingParams(max_tokens=1, temperature=0.0)
+        made = [
+            self.stock.Request(
+                request_id=f"bench_{self.calls}_{index}",
+                prompt_token_ids=prompt,
+                sampling_params=parameters,
+                pooling_params=None,
+                eos_token_id=2,
+                arrival_time=0.0,
+            )
+            for index, prompt in enumerate(self.prompts)
+        ]
+        return {request.request_id: request for request in made}
+
+    def unrecorded(self) -> float:
+        requests = self.requests()
+        return timed(lambda: self.engine.run(requests, {}))
+
+    def recorded(self) -> float:
+        requests = self.requests()
+        prompts = {name: request.prompt_token_ids for name, request in requests.items()}
+        seconds = timed(lambda: self.engine.run(requests, prompts))
+        self.engine.call("_reset_capture")
+        return seconds
+
+    def generate(self) -> float:
+        return timed(lambda: self.generator.generate(self.prompts))
+
+    def rounds(self, number: int) -> Figures:
+        ways = {"unrecorded": self.unrecorded, "recorded": self.recorded, "generate": self.generate}
+        figures: Figures = {name: [] for name in ways}
+        for name in ("generate", *ways):  # the first batch proves the reading, and the next ones are warm
+            ways[name]()
+        for index in range(number):
+            for name in ways if index % 2 else reversed(ways):
+                figures[name].append(ways[name]())
+        self.engine.call(watch)
+        figures |= {"within: forward": [], "within: capture": []}
+        for _ in range(number):
+            self.recorded()
+            (spent,) = self.engine.call(spent_in)
+            figures["within: forward"].append(spent["forward"] - spent["hooks"])
+            figures["within: capture"].append(spent["all"] - spent["forward"] + spent["hooks"])
+        return figures
+
+
+def watch(worker: Any) -> None:
+    """In the worker: time the forward, the hooks in it, and it with what is done before and after."""
+    recorder = worker._eagle3compat_recorder
+    recorder.spent = {"all": 0.0, "forward": 0.0, "hooks": 0.0}
+
+    def timing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                recorder.spent[name] += time.perf_counter() - started
+
+        return call
+
+    recorder._forward = timing("forward", recorder._forward)
+    recorder.decoder.base.forward = timing("all", recorder.decoder.base.forward)
+    for layer in recorder.decoder.layers:
+        for key, hook in layer._forward_hooks.items():
+            layer._forward_hooks[key] = timing("hooks", hook)
+
+
+def spent_in(worker: Any) -> dict[str, float]:
+    """In the worker: the seconds since last asked."""
+    recorder = worker._eagle3compat_recorder
+    spent = dict(recorder.spent)
+    recorder.spent.update(dict.fromkeys(spent, 0.0))
+    return spent
+
+
+def timed(action: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def share(of: Sequence[float], to: Sequence[float], less: float = 0.0) -> tuple[str, str]:
+    """The median of the ratios, and their quartiles, in per cent."""
+    low, middle, high = (100 * (q - less) for q in quantiles([a / b for a, b in zip(of, to, strict=True)]))
+    return f"{middle:.2f} %", f"{low:.2f} to {high:.2f} %"
+
+
+def print_table(figures: Figures) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    rounds, tokens = len(figures["unrecorded"]), PROMPTS * LENGTH
+    about = f"Llama, {LAYERS} layers of {HIDDEN}, {len(CAPTURED)} captured, {tokens} tokens, vLLM {PAIR[0]} on CPU"
+    made = Table(title=f"{about}, {rounds} rounds")
+    for heading in ("", "tokens/s", "more than unrecorded", "quartiles", "target"):
+        made.add_column(heading, justify="right" if heading else "left")
+    for name in ("unrecorded", "recorded", "generate"):
+        more = share(figures[name], figures["unrecorded"], less=1) if name != "unrecorded" else ()
+        made.add_row(name, f"{tokens / median(figures[name]):,.0f}", *more)
+    within = share(figures["within: capture"], figures["within: forward"])
+    made.add_row("within the worker", "", *within, "< 1 %")
+    Console(width=110).print(made)
+
+
+def inside(rounds: int) -> None:
+    """In the environment with vLLM."""
+    model = OUT / "llama"
+    make_model(model)
+    FIGURES.write_text(json.dumps(Measured(model).rounds(rounds)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What capturing costs as a share of a forward.")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        inside(options.rounds)
+        return
+    sys.path.insert(0, str(ROOT / "tools"))
+    import environments  # type: ignore[import-not-found]
+
+    python = environments.ensure(*PAIR)
+    OUT.mkdir(parents=True, exist_ok=True)
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    log = OUT / "log"
+    print(f"measuring {options.rounds} rounds; vLLM's output goes to {log.relative_to(ROOT)}", flush=True)
+    with log.open("w") as file:
+        command = [str(python), __file__, "--inside", "--rounds", str(options.rounds)]
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env)
+    if done.returncode:
+        sys.exit(f"the measurement failed; the end of its output:\n{log.read_text()[-3000:]}")
+    print_table(json.loads(FIGURES.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A model whose residual stream cannot be shown to be one is refused, and nothing of it is returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from toys import LAYERS, PROMPTS, Base, Keyed, Model, Pair, Single, Stale, WithNone, model_of, recording, step, whole
+
+from eagle3compat.errors import ResultError, UnprovenCaptureError
+
+
+class Scaled(Base):
+    """Returns something else than its final norm."""
+
+    def finish(self, hidden: Any, residual: Any) -> Any:
+        return 2 * super().finish(hidden, residual)
+
+
+class NoNorm(Base):
+    """Has no final norm."""
+
+    def finish(self, hidden: Any, residual: Any) -> Any:
+        return hidden + residual
+
+
+class Edited(Base):
+    """Changes the stream between the last layer and the norm."""
+
+    def finish(self, hidden: Any, residual: Any) -> Any:
+        return super().finish(hidden + 1, residual)
+
+
+class Skipping(Base):
+    """Does not call its first layer."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.layers[0].forward = lambda positions, hidden, residual: (hidden, None)
+        layers, self._modules["layers"] = self.layers, self.layers[1:]
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._modules["layers"] = layers
+
+
+@pytest.mark.parametrize(
+    ("base", "says"),
+    [
+        (Scaled, "its forward returns something else than its final norm"),
+        (NoNorm, "no final norm was seen after the last Pair"),
+        (Edited, r"Pair returns \(tensor, tensor\), and no reading of it equals what enters the final norm"),
+        (Skipping, r"its forward did not call layers \[0\]"),
+    ],
+)
+def test_a_model_whose_stream_cannot_be_proved_is_refused_each_time(base: type[Base], says: str) -> None:
+    runner, recorder = recording(Model(base(*[Pair] * LAYERS)))
+    for _ in range(2):
+        with pytest.raises(UnprovenCaptureError, match=says):
+            runner.execute_model(step(whole()))
+    with pytest.raises(ResultError, match="only 0 of"):
+        recorder.store.collect(list(PROMPTS))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "returns"),
+    [
+        ((WithNone, WithNone, WithNone, Single), r"layer \d \(WithNone\) returns \(tensor, None\), the last .* tensor"),
+        ((Stale, WithNone, Single, WithNone), r"layer \d \(\w+\) returns .*, the last layer \(tensor, None\)"),
+        ((WithNone, WithNone, Keyed, WithNone), r"layer 2 \(Keyed\) returns dict, the last layer \(tensor, None\)"),
+    ],
+)
+def test_layers_that_return_different_structures_are_refused_each_time(kinds: Any, returns: str) -> None:
+    runner, recorder = recording(model_of(*kinds))
+    for _ in range(2):
+        with pytest.raises(UnprovenCaptureError, match=returns):
+            runner.execute_model(step(whole()))
+    with pytest.raises(ResultError, match="only 0 of"):
+        recorder.store.collect(list(PROMPTS))
+
+
+def test_layers_that_return_something_unreadable_are_refused() -> None:
+    runner, _recorder = recording(model_of(Keyed))
+    with pytest.raises(UnprovenCaptureError, match="Keyed returns dict"):
+        runner.execute_model(step(whole()))
+
+
+class Looped(Base):
+    """Runs its layers twice, as looped transformers do: which of the two passes is meant by a layer's id?"""
+
+    def finish(self, hidden: Any, residual: Any) -> Any:
+        for layer in self.layers:
+            hidden, residual = layer(None, hidden, residual)
+        return super().finish(hidden, residual)
+
+
+def test_a_layer_that_runs_twice_in_one_forward_is_refused() -> None:
+    runner, _recorder = recording(Model(Looped(*[Pair] * LAYERS)))
+    with pytest.raises(UnprovenCaptureError):
+        runner.execute_model(step(whole()))
+
+
+def test_a_forward_without_positions_is_refused() -> None:
+    class Bare(Base):
+        def forward(self, input_ids: Any, where: Any) -> Any:  # type: ignore[override]
+            return super().forward(input_ids, where)
+
+    runner, _recorder = recording(Model(Bare(*[Pair] * LAYERS)))
+    with pytest.raises(UnprovenCaptureError, match="gets no `positions`"):
+        runner.execute_model(step(whole()))

@@ -1,0 +1,209 @@
+"""Toy decoders with the habits of vLLM's layers, a reference for their residual streams, and toy model runners.
+
+Every layer adds `tanh(stream @ weight)` to the stream, row by row, so that the reference is a plain loop; what differs
+is how the layers return the stream, and what they write into.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from eagle3compat.capture.recorder import Recorder
+
+HIDDEN, VOCABULARY, LAYERS = 8, 50, 4
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(HIDDEN, HIDDEN), requires_grad=False)
+
+    def update(self, stream: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(stream @ self.weight)
+
+
+class Pair(Layer):
+    """`(hidden, residual)`, still to be added up; adds into the residual that the layer before returned."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        residual = hidden.clone() if residual is None else residual.add_(hidden)
+        return self.update(residual), residual
+
+
+class Single(Layer):
+    """The stream itself, each time the same tensor, written over by the next layer."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: None) -> Any:
+        return hidden.add_(self.update(hidden))
+
+
+class WithNone(Layer):
+    """`(stream, None)`."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: None) -> Any:
+        return hidden + self.update(hidden), None
+
+
+class Stale(Layer):
+    """`(stream, residual)` where the residual is contained in the stream already, and the next layer ignores it."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: Any) -> Any:
+        return hidden + self.update(hidden), hidden
+
+
+class Keyed(Layer):
+    """A dict."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: Any) -> Any:
+        return {"hidden": hidden + self.update(hidden)}
+
+
+class Norm(torch.nn.Module):
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        if residual is None:
+            return torch.nn.functional.layer_norm(x, (HIDDEN,))
+        total = x + residual
+        return torch.nn.functional.layer_norm(total, (HIDDEN,)), total
+
+
+class Base(torch.nn.Module):
+    """Embeds, runs its layers, and norms; `kinds` are the classes of its layers in order."""
+
+    def __init__(self, *kinds: type[Layer]) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed = torch.nn.Embedding(VOCABULARY, HIDDEN).requires_grad_(False)
+        self.layers = torch.nn.ModuleList(kind() for kind in kinds)
+        self.norm = Norm()
+
+    def forward(self, input_ids: Any, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None) -> Any:
+        flat = positions[0] if positions.dim() > 1 else positions
+        embedded = inputs_embeds if inputs_embeds is not None else self.embed(input_ids)
+        hidden, residual = embedded + 0.1 * flat[:, None], None
+        for layer in self.layers:
+            output = layer(positions, hidden, residual)
+            hidden, residual = output if isinstance(output, tuple) else (output, None)
+            if isinstance(hidden, dict):
+                hidden = hidden["hidden"]
+        return self.finish(hidden, residual)
+
+    def finish(self, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        if residual is None or isinstance(self.layers[-1], Stale):
+            return self.norm(hidden)
+        return self.norm(hidden, residual)[0]
+
+
+class Model(torch.nn.Module):
+    """A causal language model around a base."""
+
+    def __init__(self, base: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = base
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def reference(base: Base, prompt: Sequence[int]) -> list[torch.Tensor]:
+    """The stream after each layer for a whole prompt: `[len(prompt), HIDDEN]` each."""
+    stream = base.embed.weight[torch.tensor(prompt)] + 0.1 * torch.arange(len(prompt))[:, None]
+    streams = []
+    for layer in base.layers:
+        stream = stream + torch.tanh(stream @ layer.weight)
+        streams.append(stream)
+    return streams
+
+
+Chunk = tuple[str, int, int]
+"""A request, the position of the first row, and the number of rows."""
+
+
+class Runner:
+    """Runs steps as a model runner of vLLM's first generation does: in the order of its `input_batch`."""
+
+    def __init__(self, model: torch.nn.Module, prompts: Mapping[str, Sequence[int]]) -> None:
+        self.model, self.prompts = model, prompts
+        self.padding = 0
+        self.dirt = 0.0
+        self.sampled = 3
+        self.as_embeddings = False
+        self.rotary = False
+        self.wrong_token_at: int | None = None
+        self.input_batch: Any = SimpleNamespace(req_ids=[])
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        self.input_batch.req_ids = [request for request, _, _ in scheduler_output.rows]
+        return self.forward(scheduler_output.rows)
+
+    def forward(self, rows: Iterable[Chunk]) -> Any:
+        tokens, positions = [], []
+        for request, first, count in rows:
+            for position in range(first, first + count):
+                prompt = self.prompts[request]
+                tokens.append(prompt[position] if position < len(prompt) else self.sampled)
+                positions.append(position)
+        tokens += [0] * self.padding
+        positions += [0] * self.padding
+        if self.wrong_token_at is not None:
+            tokens[self.wrong_token_at] += 1
+        ids, places = torch.tensor(tokens), torch.tensor(positions)
+        if self.rotary:
+            places = places.expand(3, -1)
+        if not self.as_embeddings:
+            return self.model(ids, places)
+        embedded = self.model.model.embed(ids)
+        if self.padding:
+            embedded[-self.padding :] += self.dirt
+        return self.model(None, positions=places, inputs_embeds=embedded)
+
+
+class SecondRunner(Runner):
+    """The second generation has no `input_batch`; `prepare_inputs` returns the order."""
+
+    def __init__(self, model: torch.nn.Module, prompts: Mapping[str, Sequence[int]]) -> None:
+        super().__init__(model, prompts)
+        del self.input_batch
+
+    def prepare_inputs(self, scheduler_output: Any) -> Any:
+        return SimpleNamespace(req_ids=[request for request, _, _ in scheduler_output.rows])
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        self.prepare_inputs(scheduler_output)
+        return self.forward(scheduler_output.rows)
+
+
+def step(rows: Sequence[Chunk], scheduled: Sequence[str] | None = None) -> Any:
+    """A SchedulerOutput: `rows` is the order of the runner, `scheduled` that of the scheduler's dict."""
+    counts = {request: count for request, _, count in rows}
+    return SimpleNamespace(num_scheduled_tokens={name: counts[name] for name in scheduled or sorted(counts)}, rows=rows)
+
+
+def chunks(prompts: Mapping[str, Sequence[int]], size: int) -> list[list[Chunk]]:
+    """Steps that take every prompt in pieces of `size`, all requests side by side."""
+    pieces = [[(n, at, min(size, len(p) - at)) for at in range(0, len(p), size)] for n, p in prompts.items()]
+    return [[piece for piece in row if piece is not None] for row in itertools.zip_longest(*pieces)]
+
+
+PROMPTS = {"req_0_2": [5, 9, 11, 30, 2, 7, 8], "req_0_10": [40, 41, 42], "req_0_0": [1, 1, 2, 3, 5]}
+ASKED = [2, 0, 3]
+
+
+def recording(model: Model, kind: type[Runner] = Runner, asked: Sequence[int] = ASKED) -> tuple[Runner, Recorder]:
+    """A runner over `model` and a recorder that expects PROMPTS."""
+    runner = kind(model, PROMPTS)
+    recorder = Recorder(runner, LAYERS, asked)
+    recorder.store.begin(PROMPTS)
+    return runner, recorder
+
+
+def model_of(*kinds: Any) -> Model:
+    return Model(Base(*(kinds if len(kinds) == LAYERS else kinds * LAYERS)))
+
+
+def whole(prompts: dict[str, list[int]] = PROMPTS) -> list[tuple[str, int, int]]:
+    return [(name, 0, len(prompt)) for name, prompt in prompts.items()]
