@@ -178,7 +178,7 @@ def inside(rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What capturing costs as a share of a forward.")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:

@@ -36,11 +36,19 @@ def settings(**more: str) -> dict[str, str]:
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_MLA_DISABLE="1",
         VLLM_NO_USAGE_STATS="1",
+        VLLM_CPU_OMP_THREADS_BIND=core(),
         PYTHONUNBUFFERED="1",
     )
     if "EAGLE3COMPAT_ENVS" in os.environ:
         env["EAGLE3COMPAT_ENVS"] = os.environ["EAGLE3COMPAT_ENVS"]
     return {**env, **more}
+
+
+def core() -> str:
+    """A processor core of this test process's own: left alone, vLLM binds the workers of all sessions to the first."""
+    cores = sorted(os.sched_getaffinity(0))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return str(cores[number % len(cores)])
 
 
 def execute(command: list[str], log: Path, env: dict[str, str], timeout: int = TIMEOUT) -> None:
