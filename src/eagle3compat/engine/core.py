@@ -8,6 +8,7 @@ computed, so that chunks, preemption and any number of sequences are vLLM's own 
 from __future__ import annotations
 
 import logging
+import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ COLLECT_BYTES = 256 * 2**20
 PROGRESS_SECONDS = 10.0
 SHUTDOWN_SECONDS = 10.0
 IDLE_STEPS = 1000
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 class Engine:
@@ -59,6 +61,7 @@ class Engine:
         self._faults = FaultLog()
         self._core: Any = None
         self._processes: list[tuple[int, Any]] = []
+        spawn_where_fork_fails()
         with self._faults.announced():
             try:
                 self._core = EngineCore(vllm_config, ExtractionExecutor, log_stats=False)
@@ -189,3 +192,27 @@ class Engine:
     def _require_alive(self) -> None:
         if self._dead:
             raise GeneratorDeadError(self._dead)
+
+
+def spawn_where_fork_fails() -> None:
+    """Have vLLM spawn its workers when a forked one could not use CUDA.
+
+    CUDA does not survive a fork once this process has touched it, which `torch.cuda.is_initialized()`, all that vLLM
+    asks, need not know: counting devices is enough. So a forked child is asked.
+    """
+    import torch
+
+    if os.environ.get(START_METHOD, "fork") != "fork" or not hasattr(os, "fork"):
+        return
+    is_bad = getattr(torch.cuda, "_is_in_bad_fork", bool)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = int(is_bad())
+        finally:  # whatever happens, the child must not go on as a second driver
+            os._exit(code)
+    _pid, status = os.waitpid(child, 0)
+    if status != 0:
+        log.warning("eagle3compat: CUDA is in use in this process, so workers are spawned (%s=spawn).", START_METHOD)
+        os.environ[START_METHOD] = "spawn"
