@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 VERSION_LINE = r"""^(?:__version__|version)\b[^=\n]*=\s*(?:\w+\s*=\s*)*["']([^"']+)"""
 DISTRIBUTIONS = {
@@ -31,7 +31,7 @@ class Installed:
     @property
     def version(self) -> str | None:
         """The version, from metadata or else the package's own version file; None where neither says it."""
-        return self._metadata[1] or _version_file(Path(self.directory))
+        return self._metadata[1] or _version_file(self.directory)
 
     @cached_property
     def _metadata(self) -> tuple[str | None, str | None]:
@@ -70,14 +70,15 @@ def package(name: str) -> Installed | None:
         origin = spec.origin if spec else None
     if origin is None:
         return None
-    return Installed(name, str(Path(origin).parent))
+    return Installed(name, os.path.dirname(origin))
 
 
-def _version_file(directory: Path) -> str | None:
-    for file in ("_version.py", "version.py"):
-        path = directory / file
-        if path.is_file():
-            match = re.search(VERSION_LINE, path.read_text(), re.MULTILINE)
+def _version_file(directory: str) -> str | None:
+    for name in ("_version.py", "version.py"):
+        path = os.path.join(directory, name)
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8") as file:
+                match = re.search(VERSION_LINE, file.read(), re.MULTILINE)
             if match:
                 return match.group(1)
     return None
@@ -85,4 +86,5 @@ def _version_file(directory: Path) -> str | None:
 
 def in_process_extraction(speculators: Installed) -> bool:
     """Whether this speculators has the in-process generator that the adapters are for (0.3 and 0.4)."""
-    return Path(speculators.directory, "data_generation", "vllm_hidden_states_generator.py").is_file()
+    generator = ("data_generation", "vllm_hidden_states_generator.py")
+    return os.path.isfile(os.path.join(speculators.directory, *generator))

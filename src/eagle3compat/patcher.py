@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import os
 import sys
 import threading
@@ -22,8 +21,6 @@ from .errors import IncompatibleError, InputError
 from .imports import StockFinder
 from .ledger import Ledger
 from .report import Report
-
-log = logging.getLogger("eagle3compat")
 
 MODE = "EAGLE3COMPAT"
 SKIP = "EAGLE3COMPAT_SKIP"
@@ -99,7 +96,7 @@ class Patcher:
             if self._finder is not None:
                 self._finder.remove()
             for entry in self._ledger.restore():
-                log.warning("eagle3compat: %s was replaced by somebody else since; it is left as it is.", entry)
+                _warn(f"eagle3compat: {entry} was replaced by somebody else since; it is left as it is.")
             self._finder, self._settings, self._outcomes = None, None, {}
 
     def status(self) -> Report:
@@ -217,7 +214,13 @@ class Patcher:
         if error is not None:
             if strict:
                 raise error
-            log.warning("%s", error)
+            _warn(str(error))
+
+
+def _warn(text: str) -> None:
+    import logging  # half of what apply() would cost, and seldom needed
+
+    logging.getLogger("eagle3compat").warning("%s", text)
 
 
 def _importing(module: ModuleType) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .adapter import Outcome, Status
@@ -28,6 +26,7 @@ COLOURS = {
 def source_digest() -> str:
     """A digest of the source that runs in workers, so that a worker with another copy of it is noticed."""
     import hashlib
+    from pathlib import Path
 
     digest = hashlib.sha256()
     for path in sorted((Path(__file__).parent / "capture").glob("*.py")):
@@ -78,6 +77,7 @@ class Report:
     def fingerprint(self) -> str:
         """Names this library's code and which adapters are switched off: equal in the driver and in its workers."""
         import hashlib
+        import json
 
         disabled = [outcome.adapter for outcome in self.outcomes if outcome.status is Status.DISABLED]
         return hashlib.sha256(json.dumps([source_digest(), disabled]).encode()).hexdigest()[:16]

@@ -99,6 +99,10 @@ class Session:
         """Shut the generator down; the worker processes that are left."""
         self.generator.executor.shutdown()
         self.generator = None
+        return self.children()
+
+    def children(self) -> dict[str, Any]:
+        """The worker processes of this one that are alive."""
         deadline = time.monotonic() + 30
         while multiprocessing.active_children() and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -57,7 +57,8 @@ def faults(shared: Path, models: dict[str, Path]) -> Session:
     prompts = {"prompts": PROMPTS["mixed"][:3]}
     plan: list[dict[str, Any]] = [
         {"name": "apply", "do": "apply"},
-        {"name": "too small", "do": "load", "with": load(llama, edit={"cache_config.num_gpu_blocks_override": 1})},
+        {"name": "too small", "do": "load", "with": load(llama, edit={"cache_config.cpu_kvcache_space_bytes": 4096})},
+        {"name": "after too small", "do": "children"},
         {"name": "load", "do": "load", "with": load(llama)},
         {"name": "raise", "do": "rpc", "with": {"method": "eagle3compat_collect", "args": [["nobody"]]}},
         {"name": "after raise", "do": "generate", "with": prompts},
@@ -133,6 +134,7 @@ def test_a_cache_too_small_for_one_prompt_is_refused_with_the_figures(faults: Se
     error = faults.error("too small")
     assert error["error"] == "WorkerError"
     assert "KV cache" in error["message"]
+    assert faults.value("after too small") == {"children": []}, "the workers of an engine that failed must not stay"
 
 
 @pytest.mark.xdist_group("faults")

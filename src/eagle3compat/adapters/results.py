@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import operator
 import os
 import re
@@ -16,7 +15,6 @@ from ..contract import Exists
 from ..errors import GeneratorDeadError, InputError, ModelNotFoundError, ResultError
 from ..ledger import Ledger
 
-log = logging.getLogger("eagle3compat")
 CLASS = f"{GENERATOR}:VllmHiddenStatesGenerator"
 REMEDY = "Nothing of this call was returned. Run `eagle3compat doctor` and report its output."
 
@@ -142,8 +140,10 @@ def checked_generate(generate: Any) -> Any:
         limit = model_config.max_model_len - 1
         cut = [index for index, prompt in enumerate(prompts) if len(prompt) > limit]
         if cut and not getattr(self, "_eagle3compat_said_cut", False):
+            import logging
+
             self._eagle3compat_said_cut = True
-            log.warning(
+            logging.getLogger("eagle3compat").warning(
                 "eagle3compat: %d of %d prompts are longer than %d tokens and are cut to that by stock (the first: "
                 "prompt %d, %d tokens): max_model_len less one. This is said once.",
                 len(cut), len(prompts), limit, cut[0], len(prompts[cut[0]]),

@@ -49,8 +49,14 @@ class Engine:
                 "Call apply() last, or do not skip it.",
             )
 
+        started: list[Any] = []
+
         class ExtractionExecutor(MultiprocExecutor):  # type: ignore[misc]
             """Plans KV memory as stock does, through vLLM's own setting for it."""
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                started.append(self)
 
             def determine_available_memory(self) -> list[int]:
                 figures: list[int] = self.collective_rpc("eagle3compat_available_memory", args=(kv_share,))
@@ -66,10 +72,13 @@ class Engine:
             try:
                 self._core = EngineCore(vllm_config, ExtractionExecutor, log_stats=False)
             except Exception as error:
-                raise self._faults.error("starting the engine", error) from error
-        self._processes = [
-            (handle.rank, handle.proc) for handle in getattr(self._core.model_executor, "workers", None) or []
-        ]
+                report = self._faults.error("starting the engine", error)
+                for executor in started:  # the engine core failed over workers that run: it would leave them behind
+                    self._processes = processes_of(executor)
+                    executor.shutdown()
+                self.shutdown()
+                raise report from error
+        self._processes = processes_of(self._core.model_executor)
         self._attest()
 
     def call(self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
@@ -192,6 +201,11 @@ class Engine:
     def _require_alive(self) -> None:
         if self._dead:
             raise GeneratorDeadError(self._dead)
+
+
+def processes_of(executor: Any) -> list[tuple[int, Any]]:
+    """The worker processes of a MultiprocExecutor, each with its rank."""
+    return [(handle.rank, handle.proc) for handle in getattr(executor, "workers", None) or []]
 
 
 def spawn_where_fork_fails() -> None:
