@@ -35,7 +35,6 @@ def settings(**more: str) -> dict[str, str]:
         HF_HUB_OFFLINE="1",
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_MLA_DISABLE="1",
-        VLLM_CPU_MOE_PREPACK="0",
         VLLM_NO_USAGE_STATS="1",
         VLLM_CPU_OMP_THREADS_BIND=core(),
         PYTHONUNBUFFERED="1",
