@@ -35,7 +35,9 @@ class Session:
     def apply(self, **options: Any) -> dict[str, Any]:
         started = time.monotonic()
         report = eagle3compat.apply(**options)
-        return {"seconds": time.monotonic() - started, **report.as_dict()}
+        seconds = time.monotonic() - started
+        heavy = [name for name in ("torch", "vllm", "speculators", "transformers") if name in sys.modules]
+        return {"seconds": seconds, "heavy": heavy, **report.as_dict()}
 
     def status(self) -> dict[str, Any]:
         return eagle3compat.status().as_dict()

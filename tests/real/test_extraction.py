@@ -147,8 +147,8 @@ def test_every_adapter_is_healthy(session: Session) -> None:
     assert {outcome["status"] for outcome in report["adapters"]} <= {"applied", "not needed", "deferred"}
 
 
-def test_apply_before_the_imports_is_quick(session: Session) -> None:
-    assert session.value("apply")["seconds"] < 0.5  # the figure itself is a benchmark's: this machine is shared
+def test_apply_imports_nothing_heavy(session: Session) -> None:
+    assert session.value("apply")["heavy"] == []  # how long it takes is a benchmark's to say
 
 
 def test_workers_attest_what_is_in_them(session: Session) -> None:
