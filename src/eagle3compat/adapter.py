@@ -5,54 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
 from types import ModuleType
 from typing import ClassVar
 
 from .contract import Clause, Surface
 from .ledger import Ledger
+from .outcome import Outcome, Status
+from .registry import GENERATOR, PACKAGE, WORKER
 
-GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
-WORKER = "speculators.data_generation.custom_worker"
-PACKAGE = "speculators"
-
-
-class Status(str, Enum):
-    """What became of an adapter. The first three are healthy."""
-
-    APPLIED = "applied"
-    NOT_NEEDED = "not needed"
-    DEFERRED = "deferred"
-    DRIFTED = "drifted"
-    DISABLED = "disabled"
-    FAILED = "failed"
-
-    @property
-    def healthy(self) -> bool:
-        return self in (Status.APPLIED, Status.NOT_NEEDED, Status.DEFERRED)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One adapter's status and the reason for it; `clause` names what was not met, if anything."""
-
-    adapter: str
-    seam: str
-    status: Status
-    reason: str
-    clause: str = ""
-    expected: str = ""
-    found: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        return {
-            "adapter": self.adapter,
-            "seam": self.seam,
-            "status": self.status.value,
-            "reason": self.reason,
-            **({"clause": self.clause, "expected": self.expected, "found": self.found} if self.clause else {}),
-        }
+__all__ = ["GENERATOR", "PACKAGE", "WORKER", "Adapter", "Outcome", "Status"]
 
 
 class Adapter(ABC):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import sys
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 VERSION_LINE = r"""^(?:__version__|version)\b[^=\n]*=\s*(?:\w+\s*=\s*)*["']([^"']+)"""
 DISTRIBUTIONS = {
@@ -16,8 +14,7 @@ DISTRIBUTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(NamedTuple):
     """A package found on the import path. Its metadata is read when it is asked for."""
 
     name: str
@@ -26,14 +23,13 @@ class Installed:
     @property
     def distribution(self) -> str | None:
         """The distribution that has this package, None where no metadata is found."""
-        return self._metadata[0]
+        return self._metadata()[0]
 
     @property
     def version(self) -> str | None:
         """The version, from metadata or else the package's own version file; None where neither says it."""
-        return self._metadata[1] or _version_file(self.directory)
+        return self._metadata()[1] or _version_file(self.directory)
 
-    @cached_property
     def _metadata(self) -> tuple[str | None, str | None]:
         import importlib.metadata
 
@@ -74,6 +70,8 @@ def package(name: str) -> Installed | None:
 
 
 def _version_file(directory: str) -> str | None:
+    import re
+
     for name in ("_version.py", "version.py"):
         path = os.path.join(directory, name)
         if os.path.isfile(path):

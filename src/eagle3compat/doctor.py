@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +242,8 @@ def _package(found: Installed | None) -> str:
 
 def _brief(report: Report) -> Report:
     """The same with each reason cut before a list of parameters, which `explain` and --json give in full."""
-    return replace(
-        report, outcomes=tuple(replace(o, reason=o.reason.split("; its parameters are")[0]) for o in report.outcomes)
+    return Report(
+        report.title, tuple(o._replace(reason=o.reason.split("; its parameters are")[0]) for o in report.outcomes)
     )
 
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 _ABSENT = object()
 
 
-@dataclass(frozen=True, eq=False)
 class Entry:
     """One rebinding: `holder.name` was `original` (or absent from the holder itself) and is now `replacement`."""
 
-    adapter: str
-    holder: Any
-    name: str
-    original: Any
-    replacement: Any
+    def __init__(self, adapter: str, holder: Any, name: str, original: Any, replacement: Any) -> None:
+        self.adapter, self.holder, self.name = adapter, holder, name
+        self.original, self.replacement = original, replacement
 
     @property
     def in_place(self) -> bool:

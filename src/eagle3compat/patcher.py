@@ -9,26 +9,27 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import detect
-from .adapter import GENERATOR, Adapter, Outcome, Status
-from .adapters import ADAPTERS
-from .contract import Surface
 from .errors import IncompatibleError, InputError
 from .imports import StockFinder
 from .ledger import Ledger
+from .outcome import Outcome, Status
+from .registry import GENERATOR, REGISTRY, Registered
 from .report import Report
+
+if TYPE_CHECKING:
+    from .adapter import Adapter
+    from .contract import Surface
 
 MODE = "EAGLE3COMPAT"
 SKIP = "EAGLE3COMPAT_SKIP"
 MODES = ("strict", "warn", "off")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What the user asked for, environment included."""
 
     strict: bool
@@ -42,7 +43,7 @@ class Settings:
             raise InputError(f"{MODE}={mode} is not known: use one of {', '.join(MODES)}, or unset it.")
         skipped = set(_names(skip) or ())
         skipped.update(word.strip() for word in os.environ.get(SKIP, "").split(",") if word.strip())
-        known = {adapter.id for adapter in ADAPTERS}
+        known = {registered.id for registered in REGISTRY}
         for name in [*skipped, *(_names(only) or ())]:
             if name not in known:
                 raise InputError(f"there is no adapter '{name}'. The adapters are: {', '.join(sorted(known))}.")
@@ -77,7 +78,7 @@ class Patcher:
                 report = plan(settings, deferred=True)
                 self._settings, self._title = settings, report.title
                 self._outcomes = {outcome.adapter: outcome for outcome in report}
-                waiting = {a.target for a in ADAPTERS if self._outcomes[a.id].status is Status.DEFERRED}
+                waiting = {a.target for a in REGISTRY if self._outcomes[a.id].status is Status.DEFERRED}
                 if waiting:
                     self._finder = StockFinder(waiting, self._around, self._after)
                     self._finder.install()
@@ -107,7 +108,7 @@ class Patcher:
             if self._settings is None:
                 return Report("eagle3compat is not applied in this process", ())
             displaced = {entry.adapter: entry for entry in self._ledger.displaced()}
-            outcomes = [self._outcomes[adapter.id] for adapter in ADAPTERS if adapter.id in self._outcomes]
+            outcomes = [self._outcomes[adapter.id] for adapter in REGISTRY if adapter.id in self._outcomes]
             for index, outcome in enumerate(outcomes):
                 if outcome.status is Status.APPLIED and outcome.adapter in displaced:
                     entry = displaced[outcome.adapter]
@@ -127,11 +128,11 @@ class Patcher:
 
     def _awaited(self) -> list[ModuleType]:
         with self._lock:
-            targets = [a.target for a in ADAPTERS if a.id in self._outcomes and self._deferred(a)]
+            targets = [a.target for a in REGISTRY if a.id in self._outcomes and self._deferred(a)]
         modules = [sys.modules.get(target) for target in dict.fromkeys(targets)]
         return [module for module in modules if module is not None]
 
-    def _deferred(self, adapter: Adapter) -> bool:
+    def _deferred(self, adapter: Registered) -> bool:
         return self._outcomes[adapter.id].status is Status.DEFERRED
 
     @contextmanager
@@ -140,22 +141,22 @@ class Patcher:
         with ExitStack() as stack:
             for adapter in self._afresh(target):
                 try:
-                    stack.enter_context(adapter.during_import())
+                    stack.enter_context(adapter.load().during_import())
                 except Exception as error:  # noqa: BLE001  the module must still import for those who can do without
                     self._fail(adapter, error)
             yield
 
-    def _afresh(self, target: str) -> list[Adapter]:
+    def _afresh(self, target: str) -> list[Registered]:
         """The adapters of a module whose import begins, perhaps not for the first time: earlier outcomes are void."""
         with self._lock:
-            chosen = [a for a in ADAPTERS if a.target == target and a.id in self._outcomes]
+            chosen = [a for a in REGISTRY if a.target == target and a.id in self._outcomes]
             chosen = [a for a in chosen if self._outcomes[a.id].status is not Status.DISABLED]
-            self._outcomes.update({adapter.id: _deferral(adapter) for adapter in chosen})
+            self._outcomes.update({adapter.id: adapter.deferral() for adapter in chosen})
             return chosen
 
-    def _wanted(self, target: str) -> list[Adapter]:
+    def _wanted(self, target: str) -> list[Registered]:
         with self._lock:
-            wanted = [a for a in ADAPTERS if a.target == target and a.id in self._outcomes]
+            wanted = [a for a in REGISTRY if a.target == target and a.id in self._outcomes]
             return [a for a in wanted if self._outcomes[a.id].status not in (Status.DISABLED, Status.FAILED)]
 
     def _after(self, module: ModuleType) -> None:
@@ -165,9 +166,9 @@ class Patcher:
         surface, decided = LiveSurface(), {}
         for adapter in self._wanted(module.__name__):
             try:
-                decided[adapter.id] = adapter.decide(surface)
+                decided[adapter.id] = adapter.load().decide(surface)
             except Exception as error:  # noqa: BLE001  it would break the import for everyone; it is reported
-                decided[adapter.id] = _failure(adapter, error)
+                decided[adapter.id] = adapter.failure(error)
         with self._lock:
             if self._settings is None:
                 return
@@ -176,7 +177,7 @@ class Patcher:
             for adapter in self._wanted(module.__name__):
                 if adapter.id in decided:
                     self._ledger.restore(adapter.id, module)
-                    self._install(adapter, module, decided[adapter.id])
+                    self._install(adapter.load(), module, decided[adapter.id])
             if module.__name__ == GENERATOR:
                 self._guard(module)
 
@@ -187,12 +188,12 @@ class Patcher:
                 adapter.install(module, self._ledger)
             except Exception as error:  # noqa: BLE001  it would break the import for everyone; it is reported
                 self._ledger.restore(adapter.id, module)
-                outcome = _failure(adapter, error)
+                outcome = adapter.outcome(Status.FAILED, f"{type(error).__name__}: {error}")
         self._outcomes[adapter.id] = outcome
 
-    def _fail(self, adapter: Adapter, error: Exception) -> None:
+    def _fail(self, adapter: Registered, error: Exception) -> None:
         with self._lock:
-            self._outcomes[adapter.id] = _failure(adapter, error)
+            self._outcomes[adapter.id] = adapter.failure(error)
 
     def _guard(self, module: ModuleType) -> None:
         """Make the generator's constructor refuse, before anything is loaded, when an adapter is not healthy."""
@@ -226,14 +227,6 @@ def _warn(text: str) -> None:
 def _importing(module: ModuleType) -> bool:
     spec = getattr(module, "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
-
-
-def _deferral(adapter: Adapter) -> Outcome:
-    return adapter.outcome(Status.DEFERRED, f"waits for the import of {adapter.target}")
-
-
-def _failure(adapter: Adapter, error: Exception) -> Outcome:
-    return adapter.outcome(Status.FAILED, f"{type(error).__name__}: {error}")
 
 
 def _with_requirements(adapter: Adapter, outcome: Outcome, others: dict[str, Outcome]) -> Outcome:
@@ -286,19 +279,20 @@ def plan(settings: Settings, surface: Surface | None = None, deferred: bool = Fa
 
         surface = SourceSurface.installed("vllm", "speculators", "transformers")
     outcomes: dict[str, Outcome] = {}
-    for adapter in ADAPTERS:
-        if adapter.id in settings.skip:
-            outcome = adapter.outcome(Status.DISABLED, f"skipped on request ({SKIP} or skip=/only=)")
+    for registered in REGISTRY:
+        if registered.id in settings.skip:
+            outcome = registered.outcome(Status.DISABLED, f"skipped on request ({SKIP} or skip=/only=)")
         elif surface is None:
-            outcome = _deferral(adapter)
+            outcome = registered.deferral()
         else:
+            adapter = registered.load()
             outcome = _with_requirements(adapter, adapter.decide(surface), outcomes)
-        outcomes[adapter.id] = outcome
+        outcomes[registered.id] = outcome
     return Report(lambda: f"{speculators.label} on {vllm.label}", tuple(outcomes.values()))
 
 
 def _uniform(status: Status, reason: str, headline: str) -> Report:
-    return Report(headline, tuple(adapter.outcome(status, reason) for adapter in ADAPTERS))
+    return Report(headline, tuple(registered.outcome(status, reason) for registered in REGISTRY))
 
 
 PATCHER = Patcher()

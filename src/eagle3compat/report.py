@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .adapter import Outcome, Status
+from .outcome import Outcome, Status
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,12 +33,11 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """The outcome of every adapter, in the order in which an extraction meets them."""
 
-    title: str | Callable[[], str]
-    outcomes: tuple[Outcome, ...]
+    def __init__(self, title: str | Callable[[], str], outcomes: tuple[Outcome, ...]) -> None:
+        self.title, self.outcomes = title, outcomes
 
     @property
     def headline(self) -> str:
