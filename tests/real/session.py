@@ -67,7 +67,7 @@ class Session:
             self.generator = generator(**arguments)
         return {
             "seconds": time.monotonic() - started,
-            "workers": self.attest(),
+            "workers": self.attest() if eagle3compat.status().outcomes else [],
             "start_method": start_method or os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork"),
             "driver_pid": os.getpid(),
         }
@@ -88,6 +88,47 @@ class Session:
             "input_ids": [result["input_ids"].tolist() for result in results],
             "dtypes": sorted({str(state.dtype) for result in results for state in result["hidden_states"]}),
         }
+
+    def alone(self, seed: int, count: int, longest: int) -> dict[str, Any]:
+        """Extract the prompts of a bank one by one; later steps compare batches of them with that."""
+        from batches import bank, one_by_one
+
+        self.prompts = bank(seed, count, longest)
+        self.states = one_by_one(self.generator, self.prompts)
+        return {"tokens": sum(len(prompt) for prompt in self.prompts)}
+
+    def count(self, sequences: int, layer_ids: list[int]) -> list[str]:
+        """One call of so many sequences, the bank over and over; what is wrong with the results."""
+        from batches import differences
+
+        chosen = [number % len(self.prompts) for number in range(sequences)]
+        results = self.generator.generate([self.prompts[index] for index in chosen])
+        return differences(results, chosen, self.states, layer_ids)
+
+    def random_batches(self, layer_ids: list[int], rounds: int, seed: int) -> dict[str, Any]:
+        from batches import random_batches
+
+        return random_batches(self.generator, self.prompts, self.states, layer_ids, rounds, seed)
+
+    def under_pressure(self, layer_ids: list[int], rounds: int, seed: int) -> dict[str, Any]:
+        """Random batches, and how many tokens the engine computed for them."""
+        from batches import Scheduled, random_batches
+
+        with Scheduled(self.generator) as scheduled:
+            figures = random_batches(self.generator, self.prompts, self.states, layer_ids, rounds, seed)
+        return {**figures, "steps": scheduled.steps, "computed": scheduled.tokens}
+
+    def use_accelerator(self) -> None:
+        """Start CUDA in this process, after which a forked child cannot use it."""
+        import torch
+
+        torch.zeros(1, device="cuda")
+
+    def without_accelerator(self, gib: int) -> None:
+        """Give stock, which asks CUDA for free memory, a figure on a machine that has none."""
+        import torch
+
+        torch.cuda.mem_get_info = lambda *_: (gib * 2**30, gib * 2**30)
 
     def rpc(self, method: str, args: list[Any]) -> Any:
         return self.generator.executor.collective_rpc(method, args=tuple(args))

@@ -18,6 +18,7 @@ from ..capture import EXTENSION
 from ..errors import GeneratorDeadError, WorkerError, WorkerNotAdaptedError
 from ..faults import FaultLog
 from ..report import source_digest
+from .capacity import check_capacity
 
 log = logging.getLogger("eagle3compat")
 
@@ -94,8 +95,11 @@ class Engine:
     def run(self, requests: Mapping[str, Any], prompts: Mapping[str, Sequence[int]]) -> None:
         """Compute these requests (id to vLLM Request) to the end.
 
+        Raises InputError for a prompt that does not fit into the KV cache before anything is computed.
         After an exception none of them is left in the engine, and the engine is usable or says that it is dead.
         """
+        self._require_alive()
+        check_capacity(self._core, self.vllm_config, list(prompts.values()))
         self.call("eagle3compat_begin", dict(prompts))
         unfinished = set(requests)
         total = sum(len(prompt) for prompt in prompts.values())

@@ -1,0 +1,60 @@
+"""A driver that extracts until a signal ends it: `python interrupted.py MODEL OUT.json [TENSOR_PARALLEL_SIZE]`.
+
+OUT.json says which processes there are, once batches run; after Ctrl-C, also what the next calls gave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import eagle3compat
+
+PROMPTS = [[9 + (number + place) % 500 for place in range(100)] for number in range(64)]
+FEW = PROMPTS[:2]
+
+
+def outcome(call: Any) -> str:
+    """`ok`, or the exception's type and message."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  which exception it is is what the test asks
+        return f"{type(error).__name__}: {error}"
+    return "ok"
+
+
+def main() -> None:
+    model, out, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    eagle3compat.apply()
+    from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+
+    def make() -> Any:
+        return VllmHiddenStatesGenerator(
+            model, [1, 3], max_model_len=256, gpu_memory_utilization=0.3, tensor_parallel_size=ranks
+        )
+
+    generator = make()
+    generator.generate(FEW)
+    workers = [worker["pid"] for worker in generator.executor.collective_rpc("eagle3compat_attest")]
+    found: dict[str, Any] = {"driver": os.getpid(), "workers": workers}
+    _write(out, found)
+    try:
+        while True:
+            generator.generate(PROMPTS)
+    except KeyboardInterrupt:
+        found["next call"] = outcome(lambda: generator.generate(FEW))
+        found["new generator"] = outcome(lambda: make().generate(FEW))
+        _write(out, found)
+
+
+def _write(out: Path, found: dict[str, Any]) -> None:
+    scratch = out.with_suffix(".part")
+    scratch.write_text(json.dumps(found))
+    scratch.replace(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Stock extraction on one and on two GPUs, in this environment, beside transformers: evidence as JSON.
+
+    python tools/gpus.py --out DIR [--layers 0,2,4,5] [--ranks 1,2] [--label NAME]
+
+For a GPU host, which needs no network: vLLM, speculators and transformers are those of the running Python. Sessions
+run side by side on the GPUs that there are. With --ends, then what must be alone: a forked start after CUDA was used,
+and what is left on the GPUs after Ctrl-C and after a kill. DIR/gpus-LABEL.json holds the outcome; a table is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+SESSION = ROOT / "tests/real/session.py"
+INTERRUPTED = ROOT / "tests/real/interrupted.py"
+FAMILIES = ("llama", "deepseek_v3")
+SHARE = 0.2
+"""Of a GPU's memory for one session: several share a GPU."""
+TIMEOUT = 420
+RELEASE_SECONDS = 60
+console = Console(width=140)
+
+
+def environment(device: int | None = None) -> dict[str, str]:
+    """Nothing is fetched, workers are spawned, and this checkout is on the path; on one GPU, if a number is given."""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    if device is not None:
+        env["CUDA_VISIBLE_DEVICES"] = str(device)
+    return env
+
+
+def gpu_memory() -> list[int]:
+    """MiB in use on each GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return [int(line) for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()]
+
+
+def prompts() -> dict[str, list[list[int]]]:
+    rng = random.Random(3)
+
+    def batch(count: int, low: int, high: int) -> list[list[int]]:
+        return [[rng.randrange(8, 600) for _ in range(rng.randint(low, high))] for _ in range(count)]
+
+    return {"mixed": batch(12, 1, 90), "over budget": batch(48, 200, 250)}
+
+
+def load(model: Path, layers: Sequence[int], ranks: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model_path": str(model), "layer_ids": list(layers), "max_model_len": 256, "gpu_memory_utilization": SHARE,
+        "tensor_parallel_size": ranks, **more,
+    }
+
+
+def plan(models: dict[str, Path], layers: Sequence[int], ranks: int, **more: Any) -> list[dict[str, Any]]:
+    """Every family in turn: load, attest, extract both batches, shut down."""
+    steps: list[dict[str, Any]] = [{"name": "apply", "do": "apply"}, {"name": "imports", "do": "imports"}]
+    for family, model in models.items():
+        steps.append({"name": f"load {family}", "do": "load", "with": load(model, layers, ranks, **more)})
+        for batch, tokens in prompts().items():
+            steps.append({"name": f"{family} {batch}", "do": "generate",
+                          "with": {"prompts": tokens, "save": f"{family}-{batch}"}})
+        steps += [
+            {"name": f"attest {family}", "do": "attest"},
+            {"name": f"raise {family}", "do": "rpc", "with": {"method": "eagle3compat_collect", "args": [["nobody"]]}},
+            {"name": f"close {family}", "do": "close"},
+        ]
+    return steps
+
+
+def session(folder: Path, steps: list[dict[str, Any]], device: int | None) -> dict[str, Any]:
+    """Run steps in a process of their own; their outcomes by name, with what the process ended with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plan.json").write_text(json.dumps(steps))
+    with (folder / "log").open("w") as log:
+        command = [sys.executable, str(SESSION), str(folder / "plan.json"), str(folder)]
+        done = subprocess.run(command, stdout=log, stderr=log, env=environment(device), timeout=TIMEOUT)
+    found: dict[str, Any] = json.loads((folder / "session.json").read_text())
+    for outcome in found.values():
+        if isinstance(outcome.get("value"), dict):
+            for bulky in ("input_ids", "shapes"):
+                outcome["value"].pop(bulky, None)
+    return {"exit": done.returncode, "steps": found}
+
+
+def make_models(folder: Path) -> dict[str, Path]:
+    """The tiny models and, beside each, what transformers computes for both batches in float32 on the CPU."""
+    made = {family: folder / family for family in FAMILIES}
+
+    def make(family: str) -> None:
+        target = made[family]
+        subprocess.run([sys.executable, str(ROOT / "tests/tiny.py"), family, str(target)], check=True,
+                       env=environment(), capture_output=True)
+        for batch, tokens in prompts().items():
+            asked = folder / f"{family}-{batch}.json"
+            asked.write_text(json.dumps(tokens))
+            command = [sys.executable, str(ROOT / "tests/reference.py"), str(target), str(asked)]
+            subprocess.run([*command, str(asked.with_suffix(".pt")), "--dtype", "float32"], check=True,
+                           env=environment(), capture_output=True)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(make, FAMILIES))
+    return made
+
+
+def compared(got: Path, want: Path, layers: Sequence[int]) -> dict[str, Any]:
+    """The largest error over all tensors, and what the controls are off by; see tests/real/compare.py."""
+    out = got.with_suffix(".json")
+    subprocess.run([sys.executable, str(ROOT / "tests/real/compare.py"), str(got), str(want), json.dumps(list(layers)),
+                    str(out)], check=True, env=environment(), capture_output=True)
+    figures: dict[str, Any] = json.loads(out.read_text())
+    return figures
+
+
+def parallel_sizes(work: Path, models: dict[str, Path], layers: Sequence[int], ranks: Sequence[int]) -> dict[str, Any]:
+    """Both families at each tensor-parallel size, side by side; errors against transformers."""
+    def one(size: int) -> dict[str, Any]:
+        folder = work / f"tp{size}"
+        found = session(folder, plan(models, layers, size), 0 if size == 1 else None)
+        for family in models:
+            for batch in prompts():
+                got = folder / f"{family}-{batch}.pt"
+                if got.exists():
+                    want = models[family].parent / f"{family}-{batch}.pt"
+                    found[f"{family} {batch}"] = compared(got, want, layers)
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        return {f"tp{size}": found for size, found in zip(ranks, pool.map(one, ranks), strict=True)}
+
+
+def forked_after_cuda(work: Path, model: Path, layers: Sequence[int]) -> dict[str, Any]:
+    """Workers that are to be forked from a process that has used CUDA."""
+    steps: list[dict[str, Any]] = [
+        {"name": "apply", "do": "apply"},
+        {"name": "use CUDA", "do": "use_accelerator"},
+        {"name": "load", "do": "load", "with": load(model, layers, 1, start_method="fork")},
+        {"name": "generate", "do": "generate", "with": {"prompts": prompts()["mixed"]}},
+        {"name": "close", "do": "close"},
+    ]
+    return session(work / "fork", steps, 0)
+
+
+def left_behind(work: Path, model: Path, ranks: int, how: str) -> dict[str, Any]:
+    """MiB in use on each GPU before a driver, while it extracts, and after it ended by `how`; workers left alive."""
+    folder = work / how
+    folder.mkdir(parents=True)
+    before, out = gpu_memory(), folder / "found.json"
+    with (folder / "log").open("w") as log:
+        command = [sys.executable, str(INTERRUPTED), str(model), str(out), str(ranks)]
+        driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment(), start_new_session=True)
+    deadline = time.monotonic() + TIMEOUT
+    while not out.exists() and driver.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.5)
+    time.sleep(2)
+    during = gpu_memory()
+    workers = json.loads(out.read_text())["workers"] if out.exists() else []
+    if how == "kill":
+        os.kill(driver.pid, signal.SIGKILL)
+    else:
+        os.killpg(driver.pid, signal.SIGINT)
+    driver.wait(TIMEOUT)
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while time.monotonic() < deadline and max(a - b for a, b in zip(gpu_memory(), before, strict=True)) > 8:
+        time.sleep(0.5)
+    alive = [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    said = json.loads(out.read_text()) if out.exists() else {"log": (folder / "log").read_text()[-3000:]}
+    return {"before": before, "during": during, "after": gpu_memory(), "alive": alive, "said": said}
+
+
+def table(found: dict[str, Any]) -> Table:
+    versions = found["versions"]
+    made = Table(title=f"{found['label']}: vLLM {versions['vllm']}, speculators {versions['speculators']}")
+    for heading in ("ranks", "family and batch", "max error", "wrong layer", "shifted row"):
+        made.add_column(heading)
+    for ranks, outcome in found["sizes"].items():
+        for name, figures in outcome.items():
+            if name not in ("exit", "steps"):
+                made.add_row(ranks, name, *(f"{figures[key]:.3g}" for key in ("max", "wrong_layer", "shifted_row")))
+        for name, step in outcome["steps"].items():
+            if "error" in step and not name.startswith("raise"):
+                made.add_row(ranks, name, step["error"], step["message"][:60], "")
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Stock extraction on one and on two GPUs: evidence as JSON.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--layers", default="0,2,4,5")
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--label", default="here")
+    parser.add_argument("--ends", action="store_true", help="also what is left on the GPUs after the end and a kill")
+    options = parser.parse_args()
+    layers = [int(layer) for layer in options.layers.split(",")]
+    ranks = [int(size) for size in options.ranks.split(",")]
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        work = Path(scratch)
+        models = make_models(work)
+        console.print(f"models and references after {time.monotonic() - started:.0f} s")
+        found: dict[str, Any] = {
+            "label": options.label,
+            "date": time.strftime("%Y-%m-%d"),
+            "gpus": subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU "),
+            "runner": os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "default"),
+            "versions": {name: version(name) for name in ("vllm", "speculators", "torch", "transformers")},
+            "layers": layers,
+            "memory before": gpu_memory(),
+            "sizes": parallel_sizes(work, models, layers, ranks),
+        }
+        found["memory after"] = gpu_memory()
+        _write(options, found)
+        console.print(table(found), f"after {time.monotonic() - started:.0f} s")
+        if options.ends:
+            found["forked after CUDA"] = forked_after_cuda(work, models["llama"], layers)
+            for how in ("interrupt", "kill"):
+                found[how] = left_behind(work, models["llama"], max(ranks), how)
+                _write(options, found)
+            console.print({name: found[name] for name in ("interrupt", "kill")})
+            steps = found["forked after CUDA"]["steps"]
+            console.print({name: step.get("error", "ok") for name, step in steps.items()})
+        for folder in work.glob("tp*"):
+            if any("error" in step and "raise" not in name for name, step in found["sizes"][folder.name]["steps"].items()):
+                console.print((folder / "log").read_text()[-4000:], markup=False, highlight=False)
+    console.print(f"ended after {time.monotonic() - started:.0f} s")
+
+
+def _write(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"gpus-{options.label}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
