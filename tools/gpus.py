@@ -238,7 +238,8 @@ def main() -> None:
             steps = found["forked after CUDA"]["steps"]
             console.print({name: step.get("error", "ok") for name, step in steps.items()})
         for folder in work.glob("tp*"):
-            if any("error" in step and "raise" not in name for name, step in found["sizes"][folder.name]["steps"].items()):
+            steps = found["sizes"][folder.name]["steps"]
+            if any("error" in step and not name.startswith("raise") for name, step in steps.items()):
                 console.print((folder / "log").read_text()[-4000:], markup=False, highlight=False)
     console.print(f"ended after {time.monotonic() - started:.0f} s")
 
