@@ -285,16 +285,21 @@ def plan(settings: Settings, surface: Surface | None = None, deferred: bool = Fa
         from .source import SourceSurface
 
         surface = SourceSurface.installed("vllm", "speculators", "transformers")
+    return Report(lambda: f"{speculators.label} on {vllm.label}", decide(surface, settings.skip))
+
+
+def decide(surface: Surface | None, skip: Collection[str] = ()) -> tuple[Outcome, ...]:
+    """The outcome of every adapter on `surface`, in order; without one, all that would be looked at are deferred."""
     outcomes: dict[str, Outcome] = {}
     for adapter in ADAPTERS:
-        if adapter.id in settings.skip:
+        if adapter.id in skip:
             outcome = adapter.outcome(Status.DISABLED, f"skipped on request ({SKIP} or skip=/only=)")
         elif surface is None:
             outcome = _deferral(adapter)
         else:
             outcome = _with_requirements(adapter, adapter.decide(surface), outcomes)
         outcomes[adapter.id] = outcome
-    return Report(lambda: f"{speculators.label} on {vllm.label}", tuple(outcomes.values()))
+    return tuple(outcomes.values())
 
 
 def _uniform(status: Status, reason: str, headline: str) -> Report:

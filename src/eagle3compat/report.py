@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,11 @@ class Report:
             "fingerprint": self.fingerprint,
             "adapters": [outcome.as_dict() for outcome in self.outcomes],
         }
+
+    def brief(self) -> Report:
+        """The same with each reason cut before a list of parameters, which `explain` and --json give in full."""
+        brief = (replace(outcome, reason=outcome.reason.split("; its parameters are")[0]) for outcome in self.outcomes)
+        return replace(self, outcomes=tuple(brief))
 
     def table(self) -> Table:
         """A rich table: adapter, seam, status, reason."""

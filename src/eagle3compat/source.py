@@ -11,7 +11,7 @@ from pathlib import Path
 from .contract import Call, Imported, SourceNotFoundError
 from .resolve import Class, Function, Missing, Resolver, Target, Value
 from .signature import Kind, Parameter, Signature, written
-from .syntax import Module, decorated
+from .syntax import Module, Place, decorated
 
 _DATACLASS = ("dataclasses.dataclass", "pydantic.dataclasses.dataclass")
 _FIELD = ("dataclasses.field", "pydantic.Field", "pydantic.fields.Field", "msgspec.field")
@@ -47,8 +47,8 @@ class SourceSurface:
     not exist.
     """
 
-    def __init__(self, packages: Mapping[str, Path | str]) -> None:
-        self._resolver = Resolver({name: Path(place) for name, place in packages.items()})
+    def __init__(self, packages: Mapping[str, Place | str]) -> None:
+        self._resolver = Resolver({n: Path(p) if isinstance(p, str) else p for n, p in packages.items()})
 
     @classmethod
     def installed(cls, *packages: str) -> SourceSurface:

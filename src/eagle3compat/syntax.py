@@ -5,14 +5,27 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from .contract import Call, Imported, SourceNotFoundError
 from .signature import Def
+
+
+class Place(Protocol):
+    """A file or folder that source is read from: the part of `pathlib.Path` that is needed for that."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def suffix(self) -> str: ...
+    def is_dir(self) -> bool: ...
+    def is_file(self) -> bool: ...
+    def read_bytes(self) -> bytes: ...
+    def glob(self, pattern: str, /) -> Iterable[Place]: ...
+    def __truediv__(self, name: str, /) -> Place: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,7 @@ class Scope:
 class Module:
     """One module's source; read, then parsed, when first needed."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Place) -> None:
         self.name, self.path = name, path
         self.fault = ""
 
@@ -186,7 +199,7 @@ class _Reader:
                 names = self.scope.fallbacks if fallback else self.scope.names
                 names[name] = [*names.get(name, ()), bound] if branch else [bound]
             if isinstance(node, ast.If):
-                for part in [node.body, node.orelse] if self.module.replaced else _branches(node):
+                for part in [node.body, node.orelse] if self.module.replaced else runtime_branches(node):
                     self.read(part, True, fallback)
             elif isinstance(node, _TRY):
                 for part in (node.body, node.orelse):
@@ -263,23 +276,23 @@ def _run_at_import(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
         if isinstance(node, ast.If):
-            yield from (s for branch in _branches(node) for s in _run_at_import(branch))
+            yield from (s for branch in runtime_branches(node) for s in _run_at_import(branch))
         elif isinstance(node, _TRY):
-            if not any(_handles_import(handler) for handler in node.handlers):
+            if not any(handles_import(handler) for handler in node.handlers):
                 yield from _run_at_import(node.body)
             yield from _run_at_import([*node.orelse, *node.finalbody])
         elif isinstance(node, ast.With):
             yield from _run_at_import(node.body)
 
 
-def _handles_import(handler: ast.ExceptHandler) -> bool:
+def handles_import(handler: ast.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     named = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
     return bool(named & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
 
-def _branches(node: ast.If) -> list[list[ast.stmt]]:
+def runtime_branches(node: ast.If) -> list[list[ast.stmt]]:
     """The branches that can run outside a type checker."""
     test, negated = node.test, False
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
