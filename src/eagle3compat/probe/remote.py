@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import http.client
 import io
 import os
@@ -192,8 +193,11 @@ class RangeFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
+        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if at < 0:
+            raise OSError(errno.EINVAL, "a position before the beginning")
+        self._at = at
+        return at
 
     def read(self, size: int = -1) -> bytes:
         stop = self._size if size is None or size < 0 else min(self._size, self._at + size)

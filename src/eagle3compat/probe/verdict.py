@@ -50,6 +50,14 @@ class Verdict:
     """Of each adapter that has drifted, by id: where vLLM has, or would have, what it relies on."""
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(source for source in (self.vllm, self.speculators, self.transformers) if source)
+
+    def surface(self) -> TypedSurface:
+        """What the verdict was read from."""
+        return TypedSurface({source.name: source.place for source in self.sources})
+
+    @property
     def healthy(self) -> bool:
         return self.report.healthy and not self.unforeseen
 
@@ -65,7 +73,6 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, fit for JSON."""
-        sources = [source for source in (self.vllm, self.speculators, self.transformers) if source]
         places = dict(self.places)
         adapters = [
             {**outcome.as_dict(), **({"where": places[outcome.adapter]} if outcome.adapter in places else {})}
@@ -74,13 +81,13 @@ class Verdict:
         return {
             "headline": self.report.headline,
             "healthy": self.healthy,
-            **{source.name: {"version": source.version, "origin": source.origin} for source in sources},
+            **{source.name: {"version": source.version, "origin": source.origin} for source in self.sources},
             "adapters": adapters,
             "stock": {"first": asdict(self.first) if self.first else None, "faults": [asdict(f) for f in self.faults]},
             "unforeseen": [asdict(fault) for fault in self.unforeseen],
             "read": {
-                "requests": sum(source.remote.requests for source in sources if source.remote),
-                "bytes": sum(source.remote.fetched for source in sources if source.remote),
+                "requests": sum(source.remote.requests for source in self.sources if source.remote),
+                "bytes": sum(source.remote.fetched for source in self.sources if source.remote),
             },
         }
 
