@@ -25,12 +25,16 @@ _LAYOUTS = ("", "src", "lib/python*/site-packages", "Lib/site-packages")
 
 @dataclass(frozen=True)
 class Source:
-    """A package whose source can be read. `place` is its own folder, `beside` the folder that holds it."""
+    """A package whose source can be read. `place` is its own folder, `beside` the folder that holds it.
+
+    `url` is where an archive on a server is, `remote` its file where it is read in parts.
+    """
 
     name: str
     origin: str
     place: Place
     beside: Place
+    url: str = ""
     remote: RangeFile | None = None
 
     @property
@@ -103,18 +107,18 @@ def _remote(url: str, name: str, package: str) -> Source:
     file = open_remote(url)
     root = open_archive(file, name).root
     host = urllib.parse.urlsplit(url).netloc.rpartition("@")[2]
-    return _within(root, package, f"{name} on {host}", file if isinstance(file, RangeFile) else None)
+    return _within(root, package, f"{name} on {host}", url, file if isinstance(file, RangeFile) else None)
 
 
 def _local(path: Path, package: str) -> Source:
-    return _within(open_archive(path.open("rb"), path.name).root, package, str(path), None)
+    return _within(open_archive(path.open("rb"), path.name).root, package, str(path))
 
 
-def _within(root: Place, package: str, origin: str, remote: RangeFile | None) -> Source:
+def _within(root: Place, package: str, origin: str, url: str = "", remote: RangeFile | None = None) -> Source:
     """The package at the top of an archive or, as in a source distribution, in its only folder."""
     for beside in _candidates(root):
         if (beside / package / "__init__.py").is_file():
-            return Source(package, origin, beside / package, beside, remote)
+            return Source(package, origin, beside / package, beside, url, remote)
     raise InputError(f"{origin} holds no package `{package}`. Check that it is the one that was meant.")
 
 
