@@ -223,8 +223,8 @@ def body(result: dict[str, Any]) -> str:
 def accept(result: dict[str, Any], good: dict[str, Any]) -> dict[str, Any]:
     """What is to be known of the last good vLLM."""
     extracted = result["date"] if result["extraction"] else good.get("extracted")
-    kept = {name: result[name] for name in ("vllm", "origin", "date")}
-    return {**kept, "extracted": extracted, "clauses": result["clauses"], "facts": result["facts"]}
+    kept = {name: result[name] for name in ("vllm", "date", "clauses", "facts")}
+    return {**kept, "extracted": extracted}
 
 
 def _today() -> str:

@@ -107,8 +107,7 @@ def _explain(name: str) -> int:
 
 
 def _probe(parsed: argparse.Namespace) -> int:
-    from .probe import probe
-    from .probe.remote import NetworkError
+    from .probe import NetworkError, probe
     from .probe.show import show
     from .terminal import print_json
 

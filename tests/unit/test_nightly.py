@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -188,6 +189,18 @@ def test_the_next_target_is_taken_where_there_is_no_build_of_a_kind(server: kit.
     assert night.read()["vllm"] == "9.2.0.dev3+gaa"
     assert night.then("extract") == 0
     assert night.read()["extraction"] is None, "it is no CPU build"
+
+
+def test_the_workflow_runs_commands_that_there_are() -> None:
+    text = (nightly.ROOT / ".github" / "workflows" / "nightly.yml").read_text()
+    lines = [line.partition("||")[0].split() for line in re.findall(r"python tools/nightly\.py (.*)", text)]
+    assert {nightly._parser().parse_args(words).command for words in lines} == {"check", "extract", "tell", "accept"}
+
+
+def test_the_last_good_one_in_the_repository_can_be_compared_with() -> None:
+    good = json.loads(nightly.GOOD.read_text())
+    assert set(good) == {"vllm", "date", "extracted", "clauses", "facts"}
+    assert set(good["clauses"]) == {f"speculators {release}" for release in nightly.STOCK}
 
 
 def test_an_environment_with_another_vllm_is_refused() -> None:

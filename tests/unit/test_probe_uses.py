@@ -6,7 +6,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.contract.conftest import REBINDS
 
+from eagle3compat.adapters import ADAPTERS
 from eagle3compat.contract import SourceNotFoundError
 from eagle3compat.probe.types import TypedSurface
 from eagle3compat.probe.uses import Use, uses
@@ -132,6 +134,12 @@ def test_each_use_names_what_leads_to_it(tmp_path: Path) -> None:
         ("build(1).step.go", "build", True),
         ("build(1).step.go()", "build", True),
     }
+
+
+def test_what_adapters_say_they_replace_is_what_they_may_rebind() -> None:
+    for adapter in ADAPTERS:
+        assert set(adapter.replaces) == {name for name in REBINDS[adapter.id] if "." not in name}
+        assert set(adapter.hands_back) <= set(adapter.replaces)
 
 
 def test_a_module_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .. import detect
 from . import index, sources
-from .verdict import Verdict, has_generator, judge
+from .remote import NetworkError
+from .verdict import Fault, Verdict, has_generator, judge
+
+__all__ = ["Fault", "NetworkError", "Verdict", "probe"]
 
 DEFAULT_SPECULATORS = "0.4.0.1"
 """Judged against where none is installed and none is named: the last release with in-process extraction."""
