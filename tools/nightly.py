@@ -70,10 +70,15 @@ def check(targets: Sequence[str], good: dict[str, Any], stock: Sequence[str], in
 def _verdicts(targets: Sequence[str], stock: Sequence[str]) -> list[Verdict]:
     for target in targets[:-1]:
         try:
-            return [probe(target, release) for release in stock]
+            return _of_each(target, stock)
         except InputError as error:  # there is none of this kind tonight; a network fault is another matter
             print(error, file=sys.stderr)
-    return [probe(targets[-1], release) for release in stock]
+    return _of_each(targets[-1], stock)
+
+
+def _of_each(target: str, stock: Sequence[str]) -> list[Verdict]:
+    first = probe(target, stock[0])
+    return [first, *(probe(first.vllm, release) for release in stock[1:])]
 
 
 def _clauses(verdict: Verdict) -> Iterator[tuple[str, list[Any]]]:
