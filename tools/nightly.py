@@ -130,7 +130,7 @@ def _troubles(release: str, verdict: Verdict) -> Iterator[dict[str, str]]:
             where = places.get(outcome.adapter, "")
             yield {"stock": f"speculators {release}", "adapter": outcome.adapter, "what": what,
                    "found": outcome.found or outcome.reason, "where": where}  # fmt: skip
-    for fault in verdict.unforeseen:
+    for fault in (*verdict.unforeseen, *verdict.own):
         yield {"stock": f"speculators {release}", "adapter": "not foreseen by any adapter", "what": fault.use,
                "found": fault.found, "where": fault.there}  # fmt: skip
 

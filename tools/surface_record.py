@@ -24,7 +24,7 @@ from eagle3compat.probe import index, sources
 from eagle3compat.probe.facts import Fact, fold, questions, take, take_stock
 from eagle3compat.probe.sources import Source
 from eagle3compat.probe.types import TypedSurface
-from eagle3compat.probe.verdict import faults
+from eagle3compat.probe.verdict import faults, own_faults, with_library
 from eagle3compat.probe.versions import final, key
 from eagle3compat.report import Report
 
@@ -47,11 +47,13 @@ def record(first: str, indexes: Sequence[str]) -> dict[str, dict[str, Any]]:
     vllm: dict[str, dict[str, Any]] = {}
     beside: dict[str, dict[str, str]] = {}
     met: dict[str, dict[str, Any]] = {}
+    own: dict[str, dict[str, Any]] = {}
     transformers: dict[str, Source] = {}
     names = releases(first, indexes)
     for name in track(names, description="vLLM releases", console=Console(stderr=True)):
         source = sources.locate(name, "vllm", indexes)
         vllm[name] = _plain(take(TypedSurface({"vllm": source.place}), asked, "vllm").items())
+        own[name] = {"faults": [asdict(fault) for fault in own_faults(with_library(source))]}
         beside[name], met[name] = {}, {}
         for release, speculators in stock.items():
             chosen = sources.transformers(source, speculators, indexes)
@@ -61,7 +63,8 @@ def record(first: str, indexes: Sequence[str]) -> dict[str, dict[str, Any]]:
         if source.remote:
             source.remote.close()
     return {
-        "vllm.json": {"releases": names, "facts": fold(vllm), "transformers": fold(beside), "faults": fold(met)},
+        "vllm.json": {"releases": names, "facts": fold(vllm), "transformers": fold(beside), "faults": fold(met),
+                      "library": fold(own)},
         "speculators.json": {
             release: {
                 **take_stock(surface),

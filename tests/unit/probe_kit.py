@@ -1,6 +1,7 @@
 """Small packages that stand for vLLM, speculators and transformers, and a server that sends their wheels.
 
-The vLLM has what the clauses of the adapters name and nothing else, so a clause that is added is met here as well.
+The vLLM has what the clauses of the adapters name and what the library's own code uses, and nothing else: a clause that
+is added is met here as well.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,6 +21,10 @@ from eagle3compat.adapter import GENERATOR, WORKER
 from eagle3compat.adapters import ADAPTERS
 from eagle3compat.contract import Accepts, Clause
 from eagle3compat.probe.ahead import paths
+from eagle3compat.probe.archive import Tree
+from eagle3compat.probe.types import TypedSurface
+from eagle3compat.probe.uses import uses
+from eagle3compat.probe.verdict import FOLDER, own_modules
 
 STOCK = """
 from vllm.sampling_params import SamplingParams
@@ -45,11 +51,26 @@ VLLM = {
 
 def vllm(without: Sequence[str] = (), **files: str) -> dict[str, str]:
     """The files of a vLLM, without the paths named; `files` are added, with `__` for a slash, or replace."""
-    parts = {path: names for path, names in _asked().items() if path not in without}
+    parts = {path: names for path, names in _needed().items() if path not in without}
     written = {**_package("vllm", parts), **VLLM}
     request = written["vllm/v1/request.py"]
     written["vllm/v1/request.py"] = f"{request}\nclass RequestStatus:\n    FINISHED_ABORTED = 1\n"
     return {**written, **{f"{name.replace('__', '/')}.py": text for name, text in files.items()}}
+
+
+@cache
+def _needed() -> dict[str, set[str]]:
+    """What clauses name, and what the library's own code is then found to lack."""
+    asked = _asked()
+    for _ in range(8):
+        files = _package("vllm", asked)
+        tree = Tree("vllm", files, lambda name, files=files: files[name].encode())  # type: ignore[misc]
+        surface = TypedSurface({"vllm": tree.root / "vllm", "eagle3compat": FOLDER})
+        lacking = {u.path for u in uses(surface, list(own_modules()), "vllm") if u.fault}
+        if lacking <= asked.keys():
+            break
+        asked.update({path: set() for path in lacking - asked.keys()})
+    return asked
 
 
 def speculators(generator: str = STOCK) -> dict[str, str]:

@@ -100,6 +100,16 @@ class TestVerdict:
         assert [fault.found for fault in verdict.unforeseen] == [found]
         assert not verdict.healthy
 
+    def test_what_this_library_itself_would_fail_on_shows(self, judge: Judge, tmp_path: Path) -> None:
+        path = "vllm.v1.engine.core:EngineCore.model_executor"
+        verdict = judge(kit.unpack(tmp_path, kit.vllm(without=[path])))
+        assert {fault.found for fault in verdict.own} == {
+            "class 'vllm.v1.engine.core:EngineCore' has no attribute 'model_executor'"
+        }
+        assert all(fault.where.startswith("eagle3compat/engine/core.py:") for fault in verdict.own)
+        assert verdict.report.healthy, "a clause says so already, or this shows nothing"
+        assert not verdict.healthy
+
     def test_what_an_adapter_replaces_is_no_fault_of_the_pair(self, judge: Judge, tmp_path: Path) -> None:
         changed = "class Scheduler:\n    def __init__(self, settings): ...\n"
         verdict = judge(kit.unpack(tmp_path, kit.vllm(vllm__v1__core__sched__scheduler=changed)))

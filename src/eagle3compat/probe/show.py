@@ -22,6 +22,8 @@ def show(verdict: Verdict) -> None:
         out.print("\nstock alone would fail on these, in this order, as far as source shows:")
         for fault in verdict.faults:
             out.print(_fault(fault))
+    for fault in verdict.own:
+        out.print(Text(f"\nthis library would fail: {fault}", style="red"))
     places = dict(verdict.places)
     for outcome in verdict.report:
         if outcome.status is Status.DRIFTED:

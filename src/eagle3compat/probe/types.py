@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
-from ..resolve import Class, Function, Missing, Target
+from ..resolve import Class, Function, Missing, Target, Value
 from ..source import SourceSurface
 from ..syntax import Module, decorated
 
@@ -39,6 +39,10 @@ class TypedSurface(SourceSurface):
 
     def is_class(self, path: str) -> bool:
         return isinstance(self._find(path), Class)
+
+    def is_opaque(self, path: str) -> bool:
+        """Whether source does not tell what attributes the thing at `path` has: a function, or some value."""
+        return isinstance(self._find(path), (Function, Value))
 
     def result(self, path: str) -> str | None:
         """The path of the class of what a call of the function at `path` returns; None if it is not known."""

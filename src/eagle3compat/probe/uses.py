@@ -21,7 +21,8 @@ class Use:
     """One use of the other package, and what is wrong with it, if anything.
 
     `path` is what is used there, `root` the name of the using module that leads to it. `inherited` says that it is used
-    on an object that a call of `root` led to. A `guarded` use is one whose failure the code handles itself.
+    on an object that a call of `root` led to. A `guarded` use is one whose failure the code handles itself, or that it
+    asks for with `hasattr`.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class _Reader:
         self._class: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
         self._entered: set[ast.AST] = set()
         self._guarded = 0
+        self._asked_for = frozenset(_asked_for(module))
 
     def run_module(self) -> None:
         for node in self._module.require_source().body:
@@ -133,7 +135,7 @@ class _Reader:
             self._visit(node)
 
     def _try(self, node: ast.Try) -> None:
-        handled = any(handles_import(handler) for handler in node.handlers)
+        handled = any(handles_import(handler) and not _raises(handler) for handler in node.handlers)
         self._guarded += handled
         self._each(node.body)
         self._guarded -= handled
@@ -190,6 +192,8 @@ class _Reader:
         return None
 
     def _attribute(self, node: ast.Attribute, holder: _Thing) -> _Thing | None:
+        if not holder.instance and self._surface.is_opaque(holder.path):
+            return None
         path = holder.member(node.attr)
         use = self._use("attribute", node, ast.unparse(node), replace(holder, path=path))
         there = self._surface.may_have(path) if holder.instance else self._surface.exists(path)
@@ -236,9 +240,21 @@ class _Reader:
         return replace(named, instance=True, inherited=True)
 
     def _use(self, kind: str, node: ast.expr | ast.stmt, text: str, thing: _Thing) -> Use:
-        return Use(
-            kind, self._module.name, node.lineno, text, thing.path, thing.root, thing.inherited, self._guarded > 0
-        )
+        guarded = self._guarded > 0 or (kind != "import" and thing.path.rpartition(".")[2] in self._asked_for)
+        return Use(kind, self._module.name, node.lineno, text, thing.path, thing.root, thing.inherited, guarded)
+
+
+def _raises(handler: ast.ExceptHandler) -> bool:
+    return any(isinstance(node, ast.Raise) for node in ast.walk(handler))
+
+
+def _asked_for(module: Module) -> Iterator[str]:
+    """The attributes that a module asks for by name before it uses them: `hasattr(core, "step_fn")`."""
+    for node in ast.walk(module.require_source()):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("hasattr", "getattr"):
+            for part in node.args[1:2]:
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
 
 
 def _is_self(node: ast.expr) -> bool:

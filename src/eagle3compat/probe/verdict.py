@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ..adapter import GENERATOR, PACKAGE, Adapter, Outcome, Status
@@ -18,6 +19,8 @@ from .types import TypedSurface
 from .uses import Use, uses
 
 STOCK = "speculators.data_generation"
+LIBRARY = "eagle3compat"
+FOLDER = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Verdict:
     transformers: Source | None
     report: Report
     faults: tuple[Fault, ...] = ()
+    own: tuple[Fault, ...] = ()
+    """What this library's own code would fail on there, clauses or not."""
     places: tuple[tuple[str, str], ...] = ()
     """Of each adapter that has drifted, by id: where vLLM has, or would have, what it relies on."""
 
@@ -59,7 +64,7 @@ class Verdict:
 
     @property
     def healthy(self) -> bool:
-        return self.report.healthy and not self.unforeseen
+        return self.report.healthy and not self.unforeseen and not self.own
 
     @property
     def first(self) -> Fault | None:
@@ -84,6 +89,7 @@ class Verdict:
             **{source.name: {"version": source.version, "origin": source.origin} for source in self.sources},
             "adapters": adapters,
             "stock": {"first": asdict(self.first) if self.first else None, "faults": [asdict(f) for f in self.faults]},
+            "library": [asdict(fault) for fault in self.own],
             "unforeseen": [asdict(fault) for fault in self.unforeseen],
             "read": {
                 "requests": sum(source.remote.requests for source in self.sources if source.remote),
@@ -101,12 +107,13 @@ def judge(vllm: Source, speculators: Source, transformers: Source | None) -> Ver
         headline = f"nothing to adapt: {speculators.label} has no in-process extraction"
         return Verdict(vllm, speculators, transformers, Report(headline, outcomes))
     sources = [source for source in (vllm, speculators, transformers) if source]
-    surface = TypedSurface({source.name: source.place for source in sources})
+    surface = with_library(*sources)
     for source in sources:
         if source.remote:
             ahead(source, surface)
     report = Report(title, decide(surface))
-    return Verdict(vllm, speculators, transformers, report, faults(surface, report), tuple(_places(surface, report)))
+    met, own, places = faults(surface, report), own_faults(surface), tuple(_places(surface, report))
+    return Verdict(vllm, speculators, transformers, report, met, own, places)
 
 
 def has_generator(speculators: Source) -> bool:
@@ -125,10 +132,33 @@ def faults(surface: TypedSurface, report: Report) -> tuple[Fault, ...]:
     met = [_of_package(surface, outcome) for outcome in report if _breaks_the_package(outcome)]
     for use in stock_uses(surface):
         if use.fault and not use.guarded:
-            where = f"{use.module.replace('.', '/')}.py:{use.line}"
-            there = surface.location(use.path) or ""
-            met.append(Fault(where, there, use.text, use.fault, bridge(use, report)))
+            met.append(_fault(surface, use, bridge(use, report)))
     return tuple(dict.fromkeys(met))
+
+
+def _fault(surface: TypedSurface, use: Use, adapter: str) -> Fault:
+    where = f"{use.module.replace('.', '/')}.py:{use.line}"
+    return Fault(where, surface.location(use.path) or "", use.text, use.fault, adapter)
+
+
+def own_faults(surface: TypedSurface) -> tuple[Fault, ...]:
+    """What the code of this library would fail on, where it uses vLLM in a process that extracts."""
+    used = uses(surface, list(own_modules()), "vllm")
+    met = (use for use in used if use.fault and not use.guarded)
+    return tuple(dict.fromkeys(_fault(surface, use, adapter="") for use in met))
+
+
+def with_library(*sources: Source) -> TypedSurface:
+    """These packages, and this library."""
+    return TypedSurface({LIBRARY: FOLDER, **{source.name: source.place for source in sources}})
+
+
+def own_modules() -> Iterator[str]:
+    """The modules of this library that run beside vLLM."""
+    for file in sorted(FOLDER.rglob("*.py")):
+        parts = file.relative_to(FOLDER.parent).with_suffix("").parts
+        if parts[1] != "probe" and parts[-1] != "__init__" and b"vllm" in file.read_bytes():
+            yield ".".join(parts)
 
 
 def bridge(use: Use, outcomes: Iterable[Outcome]) -> str:
