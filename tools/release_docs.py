@@ -54,6 +54,7 @@ class Record:
     facts: dict[str, dict[str, Any]]
     transformers: dict[str, dict[str, str]]
     faults: dict[str, dict[str, list[dict[str, str]]]]
+    library: dict[str, dict[str, list[dict[str, str]]]]
     stock: dict[str, dict[str, Any]]
     of_transformers: dict[str, dict[str, Any]]
 
@@ -71,8 +72,8 @@ def load(folder: Path = FOLDER) -> Record:
         for name in ("vllm", "speculators", "transformers")
     )
     releases = vllm["releases"]
-    facts, beside, faults = (unfold(vllm[name], releases) for name in ("facts", "transformers", "faults"))
-    return Record(tuple(releases), facts, beside, faults, stock, transformers)
+    unfolded = {name: unfold(vllm[name], releases) for name in ("facts", "transformers", "faults", "library")}
+    return Record(tuple(releases), stock=stock, of_transformers=transformers, **unfolded)
 
 
 @cache

@@ -108,7 +108,6 @@ def _explain(name: str) -> int:
 
 def _probe(parsed: argparse.Namespace) -> int:
     from .probe import NetworkError, probe
-    from .probe.show import show
     from .terminal import print_json
 
     try:
@@ -119,6 +118,8 @@ def _probe(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print_json(verdict.as_dict())
     else:
+        from .probe.show import show
+
         show(verdict)
     return HEALTHY if verdict.healthy else UNHEALTHY
 

@@ -165,7 +165,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, files: Mapping[str, bytes], mode: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.files, self.mode = dict(files), mode
+        self.files, self.mode, self.password = dict(files), mode, ""
         self.asked: list[tuple[str, str | None, int]] = []
 
     @property
@@ -184,7 +184,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, ranged = self.path, self.headers.get("Range")
         body = self.server.files.get(path)
-        if body is None:
+        if self.server.password and self.headers.get("Authorization") != f"Basic {self.server.password}":
+            self._send(401, b"who is it?")
+        elif body is None:
             self._send(404, b"not here")
         elif path.endswith("/"):
             kind = "application/vnd.pypi.simple.v1+json" if body[:1] == b"{" else "text/html"

@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,6 +202,54 @@ def test_the_last_good_one_in_the_repository_can_be_compared_with() -> None:
     good = json.loads(nightly.GOOD.read_text())
     assert set(good) == {"vllm", "date", "extracted", "clauses", "facts"}
     assert set(good["clauses"]) == {f"speculators {release}" for release in nightly.STOCK}
+
+
+class Demo:
+    """In place of the demo: extraction that ends as it is told."""
+
+    class DemoError(Exception):
+        pass
+
+    MODELS = ("a model",)
+
+    def __init__(self, folder: Path, faults: list[str]) -> None:
+        self.OUT, self.faults = folder, faults
+
+    def make_models(self, python: Path) -> None:
+        pass
+
+    def extract_and_compare(self, python: Path, model: str) -> dict[str, Any]:
+        if "raise" in self.faults:
+            raise self.DemoError("extraction from a model failed")
+        return {}
+
+    def faults_of(self, model: str, found: dict[str, Any]) -> list[str]:
+        return self.faults
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [([], "every tensor equals"), (["off by 0.9"], "off by 0.9"), (["raise"], "extraction from a model failed")],
+)
+def test_what_the_extraction_says_is_kept(
+    faults: list[str], said: str, night: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def ensure(*words: str) -> Path:
+        asked.append(words)
+        return Path("python")
+
+    environments = SimpleNamespace(ensure=ensure, CommandFailedError=LookupError)
+    monkeypatch.setitem(sys.modules, "demo", Demo(tmp_path / "out", faults))
+    monkeypatch.setitem(sys.modules, "environments", environments)
+    monkeypatch.setattr(nightly, "assert_installed", lambda python, result: None)
+    url = f"http://127.0.0.1/vllm-{TONIGHT.replace('+', '%2B')}-cp38-abi3-linux_x86_64.whl"
+    night.result.write_text(json.dumps({"vllm": TONIGHT, "url": url, "extract": "it is due", "healthy": True}))
+    assert night.then("extract") == (1 if faults else 0)
+    assert asked == [(TONIGHT, "0.4.0.1", url)]
+    assert night.read()["extraction"]["well"] is not bool(faults)
+    assert said in night.read()["extraction"]["said"]
 
 
 def test_an_environment_with_another_vllm_is_refused() -> None:

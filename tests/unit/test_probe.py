@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -223,7 +224,18 @@ class TestServers:
         with kit.serving(page) as server, pytest.raises(InputError, match="is no wheel"):
             judge(f"{server.url}/{WHEEL}")
 
-    def test_a_password_is_sent_and_not_shown(self) -> None:
+    def test_a_password_is_sent_with_every_request_and_never_shown(self, judge: Judge) -> None:
+        padding = {"vllm/zz.py": os.urandom(900_000).hex()}  # what is needed is not in the tail
+        pages = {"/simple/vllm/": kit.page(WHEEL), f"/files/{WHEEL}": kit.wheel({**kit.vllm(), **padding})}
+        with kit.serving(pages) as server:
+            server.password = base64.b64encode(b"me:s@cret").decode()
+            mine = f"{server.url}/simple".replace("//", "//me:s%40cret@")
+            verdict = judge("9.1.0", index_url=mine)
+            assert verdict.healthy
+            assert "cret" not in json.dumps(verdict.as_dict())
+            with pytest.raises(NetworkError, match="answers 401") as caught:
+                judge("9.1.0", index_url=mine.replace("s%40cret", "wrong"))
+            assert "wrong" not in str(caught.value)
         assert _shown("https://me:secret@host/a@b.whl") == "https://host/a@b.whl"
 
 

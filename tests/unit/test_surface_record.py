@@ -78,6 +78,11 @@ def test_every_pair_can_be_bridged(vllm: str, speculators: str) -> None:
     assert [fault for fault in RECORD.faults[vllm][speculators] if not fault["adapter"]] == []
 
 
+@pytest.mark.parametrize("vllm", RECORD.releases)
+def test_every_release_has_what_the_library_itself_uses(vllm: str) -> None:
+    assert RECORD.library[vllm]["faults"] == []
+
+
 def test_a_fact_that_is_changed_shows() -> None:
     surface = RECORD.surface("0.33.0", "0.4.0.1")
     path = "vllm.v1.engine.core:EngineCore.step"

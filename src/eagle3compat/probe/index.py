@@ -15,7 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from ..errors import InputError
-from .remote import NetworkError, read_url
+from .remote import NetworkError, read_url, with_user
 from .versions import newest, same
 
 PYPI = "https://pypi.org/simple"
@@ -130,18 +130,11 @@ def _read(project: str, index: str) -> Iterator[File]:
     except (ValueError, LookupError, TypeError):
         raise NetworkError(page, "the answer is no page of a package index") from None
     for address, yanked in links:
-        url = urllib.parse.urljoin(_with_user(answer.geturl(), page), address).partition("#")[0]
+        url = urllib.parse.urljoin(with_user(answer.geturl(), page), address).partition("#")[0]
         name = urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])
         match = _WHEEL.fullmatch(name) or _SOURCE.fullmatch(name)
         if match and re.sub(r"[-_.]+", "-", match["name"]).lower() == re.sub(r"[-_.]+", "-", project).lower():
             yield File(url, name, match["version"], yanked)
-
-
-def _with_user(final: str, asked: str) -> str:
-    """`final` with the user and password of `asked`, if it is on the same server."""
-    user, at, host = urllib.parse.urlsplit(asked).netloc.rpartition("@")
-    parts = urllib.parse.urlsplit(final)
-    return parts._replace(netloc=f"{user}{at}{host}").geturl() if at and parts.netloc == host else final
 
 
 def _json(body: bytes) -> list[tuple[str, bool]]:

@@ -83,6 +83,13 @@ def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust()))
 
 
+def with_user(final: str, asked: str) -> str:
+    """`final` with the user and password of `asked`, if it is on the same server."""
+    user, at, host = urllib.parse.urlsplit(asked).netloc.rpartition("@")
+    parts = urllib.parse.urlsplit(final)
+    return parts._replace(netloc=f"{user}{at}{host}").geturl() if at and parts.netloc == host else final
+
+
 def open_url(url: str, headers: Mapping[str, str] | None = None) -> Any:
     """The answer, whose body is not read yet. Redirects and the system's proxies are followed. Raises NetworkError."""
     try:
@@ -129,7 +136,7 @@ def open_remote(url: str) -> BinaryIO | RangeFile:
         tail = _body(answer, url)
         if start + len(tail) != size:
             raise NetworkError(url, f"the server sent {len(tail)} bytes of a part that has {size - start}")
-        return RangeFile(url, answer.geturl(), size, start, tail)
+        return RangeFile(url, with_user(answer.geturl(), url), size, start, tail)
 
 
 def _span(header: str) -> tuple[int, int] | None:
