@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from .places import Place
 from .signature import Def
-from .syntax import Bound, Member, Module, Place, Scope, Whole, decorated, read_class
+from .syntax import Bound, Member, Module, Scope, Whole, decorated, read_class
 
 _COMPILED = (".so", ".pyd")
 

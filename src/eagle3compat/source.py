@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .contract import Call, Imported, SourceNotFoundError
+from .places import Place
 from .resolve import Class, Function, Missing, Resolver, Target, Value
 from .signature import Kind, Parameter, Signature, written
-from .syntax import Module, Place, decorated
+from .syntax import Module, decorated
 
 _DATACLASS = ("dataclasses.dataclass", "pydantic.dataclasses.dataclass")
 _FIELD = ("dataclasses.field", "pydantic.Field", "pydantic.fields.Field", "msgspec.field")

@@ -5,27 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from .contract import Call, Imported, SourceNotFoundError
+from .places import Place
 from .signature import Def
-
-
-class Place(Protocol):
-    """A file or folder that source is read from: the part of `pathlib.Path` that is needed for that."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def suffix(self) -> str: ...
-    def is_dir(self) -> bool: ...
-    def is_file(self) -> bool: ...
-    def read_bytes(self) -> bytes: ...
-    def glob(self, pattern: str, /) -> Iterable[Place]: ...
-    def __truediv__(self, name: str, /) -> Place: ...
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..detect import VERSION_LINE
 from ..errors import InputError
-from ..syntax import Place
+from ..places import Place
 from . import index
 from .archive import open_archive
 from .remote import RangeFile, open_remote
