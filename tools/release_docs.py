@@ -18,6 +18,7 @@ from eagle3compat.adapter import Adapter, Outcome
 from eagle3compat.adapters import ADAPTERS
 from eagle3compat.patcher import decide
 from eagle3compat.probe.facts import RecordedSurface, unfold
+from eagle3compat.report import Report
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "surfaces"
@@ -31,6 +32,10 @@ What the source of every vLLM release says about stock speculators, read by `eag
 {count} releases, {first} to {last}. It is what can be known without running anything. What was run is in the README.
 
 Where vLLM leaves the choice of transformers, it is the newest transformers 4 that both allow.
+"""
+BRIDGED = """\
+On every one of them, for each of these stock releases, every adapter that is needed has what it relies on, and what this
+library's own code uses is there.
 """
 NEEDED = """\
 ## Which adapter starts to be needed where
@@ -122,10 +127,22 @@ def document() -> str:
     record = load()
     groups = alike(list(record.stock))
     head = HEAD.format(count=len(record.releases), first=record.releases[0], last=record.releases[-1])
-    parts = [head, NEEDED, "\n".join(_needed(groups)), ALONE]
+    parts = [head, _bridged(), NEEDED, "\n".join(_needed(groups)), ALONE]
     for group in groups:
         parts += [f"### speculators {' and '.join(group)}\n", "\n".join(_alone(group[0]))]
     return "\n".join(f"{part.rstrip()}\n" for part in parts)
+
+
+def _bridged() -> str:
+    """That all is well, or else where it is not."""
+    record = load()
+    off = {
+        release
+        for release in record.releases
+        for speculators in record.stock
+        if not Report("", outcomes(release, speculators)).healthy or record.library[release]["faults"]
+    }
+    return f"Not bridged as far as source shows: vLLM {ranges(record.releases, off)}.\n" if off else BRIDGED
 
 
 def _needed(groups: Sequence[tuple[str, ...]]) -> Iterator[str]:
