@@ -34,8 +34,8 @@ What the source of every vLLM release says about stock speculators, read by `eag
 Where vLLM leaves the choice of transformers, it is the newest transformers 4 that both allow.
 """
 BRIDGED = """\
-On every one of them, for each of these stock releases, every adapter that is needed has what it relies on, and what this
-library's own code uses is there.
+On every one of them, for each of these stock releases, every adapter that is needed has what it relies on, and what
+this library's own code uses is there.
 """
 NEEDED = """\
 ## Which adapter starts to be needed where
