@@ -80,7 +80,7 @@ def main() -> int:
         make_models(python)
         show_stock(python)
         figures = [extract_and_compare(python, model) for model in MODELS]
-    except (DemoError, environments.UvNotFound, environments.CommandFailed) as error:
+    except (DemoError, environments.UvNotFoundError, environments.CommandFailedError) as error:
         say(f"FAILED: {error}", "red")
         return 1
     console.print(table(figures))

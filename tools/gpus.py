@@ -102,22 +102,29 @@ def session(folder: Path, steps: list[dict[str, Any]], device: int | None) -> di
 
 
 def make_models(folder: Path) -> dict[str, Path]:
-    """The tiny models and, beside each, what transformers computes for both batches in float32 on the CPU."""
+    """The tiny models and, beside each, what transformers computes for both batches in float32 on the CPU.
+
+    Takes minutes; what is in `folder` already is kept, so that it can be made elsewhere.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     made = {family: folder / family for family in FAMILIES}
 
     def make(family: str) -> None:
         target = made[family]
-        subprocess.run([sys.executable, str(ROOT / "tests/tiny.py"), family, str(target)], check=True,
-                       env=environment(), capture_output=True)
+        if not target.exists():
+            subprocess.run([sys.executable, str(ROOT / "tests/tiny.py"), family, str(target)], check=True,
+                           env=environment(), capture_output=True)
         for batch, tokens in prompts().items():
             asked = folder / f"{family}-{batch}.json"
+            if asked.with_suffix(".pt").exists():
+                continue
             asked.write_text(json.dumps(tokens))
             command = [sys.executable, str(ROOT / "tests/reference.py"), str(target), str(asked)]
             subprocess.run([*command, str(asked.with_suffix(".pt")), "--dtype", "float32"], check=True,
                            env=environment(), capture_output=True)
 
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(make, FAMILIES))
+    for family in FAMILIES:
+        make(family)
     return made
 
 
@@ -204,6 +211,8 @@ def table(found: dict[str, Any]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Stock extraction on one and on two GPUs: evidence as JSON.")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", type=Path, help="models and references: kept, and made where they are missing")
+    parser.add_argument("--only-models", action="store_true", help="make them and stop; needs no GPU")
     parser.add_argument("--layers", default="0,2,4,5")
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--label", default="here")
@@ -214,8 +223,10 @@ def main() -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         work = Path(scratch)
-        models = make_models(work)
+        models = make_models(options.models or work / "models")
         console.print(f"models and references after {time.monotonic() - started:.0f} s")
+        if options.only_models:
+            return
         found: dict[str, Any] = {
             "label": options.label,
             "date": time.strftime("%Y-%m-%d"),

@@ -34,6 +34,12 @@ class Adapter(ABC):
     """Why stock is wrong here on every vLLM, its own included; empty where it is not."""
     relies_on: ClassVar[tuple[Clause, ...]] = ()
     """What the adapter itself counts on. It has drifted when one of these does not hold."""
+    replaces: ClassVar[tuple[str, ...]] = ()
+    """The names of the target module that it rebinds: what vLLM has under them no longer matters to stock."""
+    hands_back: ClassVar[tuple[str, ...]] = ()
+    """Of these, those that still give stock an object of vLLM's own."""
+    retires: ClassVar[str] = ""
+    """A stock module whose code no longer runs."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Adapters without which this one makes no sense."""
     where: ClassVar[str] = "driver"

@@ -1,7 +1,7 @@
 """The command `eagle3compat`.
 
 Exit codes: 0 healthy, 1 incompatible or drifted, 2 usage or network. None of vllm, torch, transformers and speculators
-is imported by `doctor`, `plan` or `explain`; each command imports only what it needs.
+is imported by `doctor`, `plan`, `explain` or `probe`; each command imports only what it needs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if parsed.command == "explain":
             return _explain(parsed.adapter)
+        if parsed.command == "probe":
+            return _probe(parsed)
         return _doctor(parsed.json) if parsed.command == "doctor" else _plan(parsed.json)
     except InputError as error:  # an environment variable of this library that says something unknown
         print(error, file=sys.stderr)
@@ -51,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print one JSON object")
     explain = commands.add_parser("explain", help="everything known of one adapter")
     explain.add_argument("adapter", metavar="ADAPTER", help="an adapter's id; `plan` lists them")
+    probe = commands.add_parser("probe", help="would a vLLM work that is not installed? read, not installed")
+    probe.add_argument("target", metavar="TARGET", help="a version, `latest`, a wheel, a URL of either, a folder")
+    probe.add_argument("--speculators", metavar="TARGET", help="the same for speculators; default: the installed one")
+    probe.add_argument("--transformers", metavar="TARGET", help="the same for transformers; default: what fits both")
+    probe.add_argument("--index-url", metavar="URL", help="the package index; default: pip's")
+    probe.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("run", help="run a stock script, unmodified, adapted in every process", usage=RUN_USAGE)
     return parser
 
@@ -96,6 +104,24 @@ def _explain(name: str) -> int:
         return USAGE
     explain(adapter)
     return HEALTHY
+
+
+def _probe(parsed: argparse.Namespace) -> int:
+    from .probe import NetworkError, probe
+    from .terminal import print_json
+
+    try:
+        verdict = probe(parsed.target, parsed.speculators, parsed.transformers, parsed.index_url)
+    except NetworkError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    if parsed.json:
+        print_json(verdict.as_dict())
+    else:
+        from .probe.show import show
+
+        show(verdict)
+    return HEALTHY if verdict.healthy else UNHEALTHY
 
 
 def _run(words: list[str]) -> int:

@@ -201,7 +201,7 @@ def show(checkup: Checkup) -> None:
     out.print(grid(_facts(checkup)))
     if checkup.plan is not None:
         out.print()
-        out.print(_brief(checkup.plan).table())
+        out.print(checkup.plan.brief().table())
         out.print("`eagle3compat explain ADAPTER` says all about one of them.")
     for heading, lines in (("notes", checkup.notes), ("problems", checkup.problems)):
         if lines:
@@ -238,13 +238,6 @@ def _package(found: Installed | None) -> str:
         return "not installed"
     named = f" (distribution {found.distribution})" if found.distribution else ""
     return f"{found.version or 'version unknown'}{named} in {found.directory}"
-
-
-def _brief(report: Report) -> Report:
-    """The same with each reason cut before a list of parameters, which `explain` and --json give in full."""
-    return Report(
-        report.title, tuple(o._replace(reason=o.reason.split("; its parameters are")[0]) for o in report.outcomes)
-    )
 
 
 def _size(count: int) -> str:

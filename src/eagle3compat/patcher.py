@@ -278,9 +278,14 @@ def plan(settings: Settings, surface: Surface | None = None, deferred: bool = Fa
         from .source import SourceSurface
 
         surface = SourceSurface.installed("vllm", "speculators", "transformers")
+    return Report(lambda: f"{speculators.label} on {vllm.label}", decide(surface, settings.skip))
+
+
+def decide(surface: Surface | None, skip: Collection[str] = ()) -> tuple[Outcome, ...]:
+    """The outcome of every adapter on `surface`, in order; without one, all that would be looked at are deferred."""
     outcomes: dict[str, Outcome] = {}
     for registered in REGISTRY:
-        if registered.id in settings.skip:
+        if registered.id in skip:
             outcome = registered.outcome(Status.DISABLED, f"skipped on request ({SKIP} or skip=/only=)")
         elif surface is None:
             outcome = registered.deferral()
@@ -288,7 +293,7 @@ def plan(settings: Settings, surface: Surface | None = None, deferred: bool = Fa
             adapter = registered.load()
             outcome = _with_requirements(adapter, adapter.decide(surface), outcomes)
         outcomes[registered.id] = outcome
-    return Report(lambda: f"{speculators.label} on {vllm.label}", tuple(outcomes.values()))
+    return tuple(outcomes.values())
 
 
 def _uniform(status: Status, reason: str, headline: str) -> Report:

@@ -89,6 +89,11 @@ class Report:
             "adapters": [outcome.as_dict() for outcome in self.outcomes],
         }
 
+    def brief(self) -> Report:
+        """The same with each reason cut before a list of parameters, which `explain` and --json give in full."""
+        brief = (outcome._replace(reason=outcome.reason.split("; its parameters are")[0]) for outcome in self.outcomes)
+        return Report(self.title, tuple(brief))
+
     def table(self) -> Table:
         """A rich table: adapter, seam, status, reason."""
         from rich.table import Table

@@ -6,9 +6,9 @@ import ast
 import builtins
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeAlias
 
+from .places import Place
 from .signature import Def
 from .syntax import Bound, Member, Module, Scope, Whole, decorated, read_class
 
@@ -50,7 +50,7 @@ Target: TypeAlias = "Module | Function | Class | Value | Missing"
 Seen: TypeAlias = "frozenset[tuple[str, str]]"
 
 
-def locate(module: str, roots: Mapping[str, Path]) -> Path | None:
+def locate(module: str, roots: Mapping[str, Place]) -> Place | None:
     """The file of `module`, or the directory of a package without `__init__.py`; None if there is none.
 
     `roots` maps the name of a top-level package to its directory.
@@ -77,7 +77,7 @@ def locate(module: str, roots: Mapping[str, Path]) -> Path | None:
 class Resolver:
     """Reads the packages in `roots`, a file at most once and only when a name leads there."""
 
-    def __init__(self, roots: Mapping[str, Path]) -> None:
+    def __init__(self, roots: Mapping[str, Place]) -> None:
         self.roots = dict(roots)
         self._modules: dict[str, Module | None] = {}
         self._scopes: dict[ast.ClassDef, Scope] = {}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .contract import Call, Imported, SourceNotFoundError
+from .places import Place
 from .resolve import Class, Function, Missing, Resolver, Target, Value
 from .signature import Kind, Parameter, Signature, written
 from .syntax import Module, decorated
@@ -47,8 +48,8 @@ class SourceSurface:
     not exist.
     """
 
-    def __init__(self, packages: Mapping[str, Path | str]) -> None:
-        self._resolver = Resolver({name: Path(place) for name, place in packages.items()})
+    def __init__(self, packages: Mapping[str, Place | str]) -> None:
+        self._resolver = Resolver({n: Path(p) if isinstance(p, str) else p for n, p in packages.items()})
 
     @classmethod
     def installed(cls, *packages: str) -> SourceSurface:

@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TypeAlias
 
 from .contract import Call, Imported, SourceNotFoundError
+from .places import Place
 from .signature import Def
 
 
@@ -55,7 +55,7 @@ class Scope:
 class Module:
     """One module's source; read, then parsed, when first needed."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Place) -> None:
         self.name, self.path = name, path
         self.fault = ""
 
@@ -186,7 +186,7 @@ class _Reader:
                 names = self.scope.fallbacks if fallback else self.scope.names
                 names[name] = [*names.get(name, ()), bound] if branch else [bound]
             if isinstance(node, ast.If):
-                for part in [node.body, node.orelse] if self.module.replaced else _branches(node):
+                for part in [node.body, node.orelse] if self.module.replaced else runtime_branches(node):
                     self.read(part, True, fallback)
             elif isinstance(node, _TRY):
                 for part in (node.body, node.orelse):
@@ -263,23 +263,23 @@ def _run_at_import(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
         if isinstance(node, ast.If):
-            yield from (s for branch in _branches(node) for s in _run_at_import(branch))
+            yield from (s for branch in runtime_branches(node) for s in _run_at_import(branch))
         elif isinstance(node, _TRY):
-            if not any(_handles_import(handler) for handler in node.handlers):
+            if not any(handles_import(handler) for handler in node.handlers):
                 yield from _run_at_import(node.body)
             yield from _run_at_import([*node.orelse, *node.finalbody])
         elif isinstance(node, ast.With):
             yield from _run_at_import(node.body)
 
 
-def _handles_import(handler: ast.ExceptHandler) -> bool:
+def handles_import(handler: ast.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     named = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
     return bool(named & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
 
-def _branches(node: ast.If) -> list[list[ast.stmt]]:
+def runtime_branches(node: ast.If) -> list[list[ast.stmt]]:
     """The branches that can run outside a type checker."""
     test, negated = node.test, False
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):

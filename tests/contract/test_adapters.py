@@ -46,6 +46,12 @@ def test_what_each_adapter_may_rebind_is_written_down(stock: Stock) -> None:
 
 
 @every
+def test_says_what_it_replaces(stock: Stock, adapter: Adapter) -> None:
+    assert set(adapter.replaces) == {name for name in stock.rebinds[adapter.id] if "." not in name}
+    assert set(adapter.hands_back) <= set(adapter.replaces)
+
+
+@every
 def test_documents_itself(adapter: Adapter) -> None:
     for text in (adapter.id, adapter.seam, adapter.breaks, adapter.remove_when, inspect.getdoc(type(adapter))):
         assert text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ..adapter import Adapter
+from ..adapter import WORKER, Adapter
 from ..capture import EXTENSION
 from ..contract import Accepts
 from ..ledger import Ledger
@@ -31,6 +31,8 @@ class Capture(Adapter):
     )
     always = "stock replaces the model's forward by a loop of its own and attributes rows by order of submission"
     relies_on = (Accepts("vllm.engine.arg_utils:EngineArgs.__init__", ("worker_extension_cls",)),)
+    replaces = ("ParallelConfig",)
+    retires = WORKER
     where = "worker"
     upstream = "https://github.com/vllm-project/speculators/issues/279"
     remove_when = "never while in-process extraction is used: this is how states are captured"

@@ -56,6 +56,8 @@ class Configs(Adapter):
         ),
         Exists(f"{ARGUMENTS}.create_engine_config"),
     )
+    replaces = (*PARTS, "VllmConfig")
+    hands_back = ("VllmConfig",)
     requires = ("capture",)
     upstream = "https://github.com/vllm-project/speculators/pull/225"
     remove_when = "stock builds its configuration from engine arguments"

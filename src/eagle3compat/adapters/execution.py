@@ -43,6 +43,7 @@ class Execution(Adapter):
         Accepts(f"{EXECUTOR}.collective_rpc", ("method", "timeout", "args")),
         Exists(f"{EXECUTOR}.determine_available_memory"),
     )
+    replaces = ("MultiprocExecutor",)
     requires = ("capture", "configs")
     upstream = "https://github.com/vllm-project/speculators/pull/225"
     remove_when = "never while in-process extraction is used: this is how batches are executed"

@@ -38,6 +38,7 @@ class KVPlanning(Adapter):
     )
     always = "stock's plan is another one than the engine core's, and would overwrite its number of blocks"
     relies_on = (Exists("vllm.config:CacheConfig.num_gpu_blocks"),)
+    replaces = (*HELPERS, *HASHING)
     requires = ("execution",)
     upstream = "https://github.com/vllm-project/speculators/pull/348"
     remove_when = "never while in-process extraction is used: the engine core plans"

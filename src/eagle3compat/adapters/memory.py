@@ -25,6 +25,7 @@ class Memory(Adapter):
     )
     always = "stock measures memory on the driver's current device, which need not be a worker's"
     relies_on = (Exists(f"{GENERATOR}:VllmHiddenStatesGenerator"),)
+    replaces = ("torch", "mem_get_info", "empty_cache")
     requires = ("execution",)
     upstream = "https://github.com/vllm-project/speculators/issues/233"
     remove_when = "stock leaves memory planning to vLLM"

@@ -26,6 +26,8 @@ class RequestArguments(Adapter):
             ("request_id", "prompt_token_ids", "sampling_params", "pooling_params", "arrival_time"),
         ),
     )
+    replaces = ("Request",)
+    hands_back = ("Request",)
     upstream = "https://github.com/vllm-project/speculators/pull/348"
     remove_when = "stock no longer passes eos_token_id"
 

@@ -34,6 +34,7 @@ class Results(Adapter):
     )
     always = "stock returns what it got without a look at count, order, shape or values"
     relies_on = (Exists(f"{CLASS}.generate"), Exists(f"{CLASS}.__init__"))
+    replaces = ("sorted",)
     requires = ("execution",)
     upstream = "https://github.com/vllm-project/speculators/pull/365"
     remove_when = "never: released stock code does not check"

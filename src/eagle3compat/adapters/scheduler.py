@@ -21,6 +21,7 @@ class SchedulerStandIn(Adapter):
     )
     stock_needs = (Binds(GENERATOR, "Scheduler", "vllm.v1.core.sched.scheduler:Scheduler"),)
     always = "stock aborts requests or keeps finished ones running: samples are cut, swapped or lost"
+    replaces = ("Scheduler", "StructuredOutputManager")
     requires = ("execution",)
     upstream = "https://github.com/vllm-project/speculators/pull/365"
     remove_when = "never while in-process extraction is used: the engine core schedules"

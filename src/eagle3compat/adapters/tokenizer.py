@@ -20,6 +20,7 @@ class Tokenizer(Adapter):
         "tokenizer file ... trust_remote_code=True`, or wait for an answer on the terminal"
     )
     always = "stock loads config and model with trust_remote_code=True, and the tokenizer without"
+    replaces = ("AutoTokenizer",)
     relies_on = (Exists("transformers:AutoTokenizer"),)
     upstream = "https://github.com/vllm-project/speculators"
     remove_when = "the supported stock releases pass trust_remote_code to the tokenizer"
