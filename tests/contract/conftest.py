@@ -22,7 +22,7 @@ import pytest
 
 import eagle3compat
 from eagle3compat.adapter import GENERATOR, PACKAGE, WORKER
-from eagle3compat.adapters.vllm_names import Gone
+from eagle3compat.adapters.absent import Gone
 
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 

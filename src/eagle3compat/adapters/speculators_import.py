@@ -1,4 +1,4 @@
-"""`import speculators` fails on transformers 5: `PydanticUndefinedAnnotation: name 'torch' is not defined`."""
+"""`import speculators` fails on transformers 5, in pydantic or for a name that transformers no longer has."""
 
 from __future__ import annotations
 
@@ -10,18 +10,28 @@ from types import ModuleType
 from typing import Any
 
 from ..adapter import PACKAGE, Adapter
-from ..contract import AnyOf, Exists, Not
+from ..contract import AnyOf, Exists, Imports, Not
 from ..ledger import Ledger
+from .absent import supplied
 
 CONFIGURATION = "transformers.configuration_utils"
+IMPORTED = tuple(
+    f"{PACKAGE}.{name}"
+    for name in (
+        "config", "model", "models.base_components", "models.eagle", "models.eagle3.attention", "models.eagle3.config",
+        "models.eagle3.core", "models.eagle3.model_definitions", "models.independent", "utils.util",
+    )
+)
+"""What `import speculators` imports and what imports transformers; not every release has each."""
 
 
 class SpeculatorsImport(Adapter):
-    """Gives transformers' configuration module the names that it imports for type checkers only, during the import.
+    """During the import, supplies what transformers 5 lacks, at run time or altogether.
 
     speculators makes pydantic models of transformers' configuration classes, and pydantic evaluates their annotations
     in the module that defines them. In transformers 5 those annotations name torch, which is imported there only under
-    TYPE_CHECKING.
+    TYPE_CHECKING. And importing speculators imports its draft models, which take names from transformers that later
+    releases drop; extraction uses none of them.
     """
 
     id = "speculators_import"
@@ -29,11 +39,13 @@ class SpeculatorsImport(Adapter):
     target = PACKAGE
     breaks = (
         "`import speculators` raises `PydanticUndefinedAnnotation: name 'torch' is not defined` with transformers 5, "
-        "which vLLM requires from 0.24 on"
+        "which vLLM requires from 0.24 on; `No module named 'transformers.modeling_attn_mask_utils'` with "
+        "transformers 5.24"
     )
     stock_needs = (
         Exists(CONFIGURATION),
         AnyOf((Exists(f"{CONFIGURATION}:torch"), Not(Exists(f"{CONFIGURATION}:PretrainedConfig.dtype")))),
+        *(AnyOf((Not(Exists(module)), Imports(module, "transformers"))) for module in IMPORTED),
     )
     relies_on = (Exists(CONFIGURATION),)
     where = "driver and worker"
@@ -48,7 +60,8 @@ class SpeculatorsImport(Adapter):
             for name, value in type_checking_names(module):
                 if not hasattr(module, name):
                     ledger.rebind(self.id, module, name, value)
-            yield
+            with supplied(self.id, IMPORTED, "transformers"):
+                yield
         finally:
             ledger.restore()
 

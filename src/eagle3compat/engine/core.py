@@ -19,6 +19,7 @@ from ..errors import GeneratorDeadError, WorkerError, WorkerNotAdaptedError
 from ..faults import FaultLog
 from ..report import source_digest
 from .capacity import check_capacity
+from .queues import close_sockets, message_queues
 
 log = logging.getLogger("eagle3compat")
 
@@ -68,6 +69,7 @@ class Engine:
         self._faults = FaultLog()
         self._core: Any = None
         self._processes: list[tuple[int, Any]] = []
+        self._queues: list[Any] = []
         spawn_where_fork_fails()
         with self._faults.announced():
             try:
@@ -75,11 +77,12 @@ class Engine:
             except Exception as error:
                 report = self._faults.error("starting the engine", error)
                 for executor in started:  # the engine core failed over workers that run: it would leave them behind
-                    self._processes = processes_of(executor)
+                    self._processes, self._queues = processes_of(executor), message_queues(executor)
                     executor.shutdown()
                 self.shutdown()
                 raise report from error
-        self._processes = processes_of(self._core.model_executor)
+        executor = self._core.model_executor
+        self._processes, self._queues = processes_of(executor), message_queues(executor)
         self._attest()
 
     def call(self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
@@ -153,6 +156,9 @@ class Engine:
         """Stop the workers and release what they hold. No worker outlives it: one that does not end is killed."""
         core, self._core = self._core, None
         self._dead = self._dead or "it was shut down."
+        if core is not None:
+            core.model_executor.shutdown()
+        close_sockets(self._queues)
         if core is not None:
             core.shutdown()
         for _rank, process in self._processes:
