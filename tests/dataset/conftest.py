@@ -63,7 +63,7 @@ class InProcess(Set):
             content = {
                 "input_ids": torch.tensor(ids),
                 "hidden_states": states_of(ids),
-                "loss_mask": torch.tensor([0] * len(SYSTEM) + [1] * (len(ids) - len(SYSTEM))),
+                "loss_mask": (torch.arange(len(ids)) >= len(SYSTEM)).long(),
             }
             torch.save(content, self.path(index))
 

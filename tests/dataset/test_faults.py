@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,3 +349,23 @@ def test_a_folder_that_holds_nothing_is_refused(tmp_path: Path) -> None:
 def test_two_layouts_in_one_folder_are_asked_about(in_process: InProcess, server: Server) -> None:
     with pytest.raises(InputError, match="--layout"):
         open_folder(in_process.folder)
+
+
+@pytest.mark.parametrize("make", [InProcess, Server])
+def test_no_damage_ends_the_check(make: type[Set], tmp_path: Path) -> None:
+    """Bytes flipped anywhere, the ends cut anywhere: the others are still checked."""
+    data, rng = make(tmp_path / "set", prompts_of(60)), random.Random(4)
+    for index in range(2, 60):
+        content = bytearray(data.path(index).read_bytes())
+        for _ in range(rng.randint(1, 4)):
+            # Half of them in the first kilobyte, where names, shapes and dtypes are.
+            content[rng.randrange(1024 if index % 2 else len(content))] = rng.randrange(256)
+        data.path(index).write_bytes(content[: rng.randint(1, len(content))] if index % 10 == 0 else content)
+    findings = findings_of(data.folder)
+    assert not {0, 1} & set(findings.redo)
+    assert {fault.kind for fault in findings.faults} & {"unreadable", "checksum"}
+
+
+def test_a_sparse_tensor_is_none_of_these(in_process: InProcess) -> None:
+    in_process.edit(2, one_layer(0, lambda state: state.float().to_sparse()))
+    assert named(findings_of(in_process.folder)) in ([("shape", 2)], [("unreadable", 2)])

@@ -65,7 +65,7 @@ def check(
             findings.lengths[facts.index] = facts.length
         across.add(facts, HEADS)
         if advance is not None:
-            advance(folder.files[facts.index].stat().st_size)
+            advance(facts.size)
     _compare(findings, across, layer_ids)
     _look_around(findings, count)
     findings.sort()
@@ -112,7 +112,7 @@ def _compare(findings: Findings, across: Across, layer_ids: Sequence[int] | None
     found = across.expected()
     if found is not None:
         layers = len(layer_ids) if layer_ids else found[0]
-        width = folder.config.get("model", {}).get("hidden_size", found[1])
+        width = folder.configured("model", "hidden_size") or found[1]
         findings.expected = (layers, width, found[2])
         findings.faults += across.unlike(findings.expected, folder.layout.file)
     name = folder.layout.file
@@ -148,7 +148,7 @@ def difference(folder: Folder, first: int, second: int) -> str:
 def _look_around(findings: Findings, count: int | None) -> None:
     """What the folder itself shows: gaps, leftovers, and files that training would take for samples."""
     folder = findings.folder
-    known = folder.config.get("data", {}).get("num_samples") if count is None else count
+    known = folder.configured("data", "num_samples") if count is None else count
     end = max(max(folder.files) + 1, known or 0)
     if end - len(folder.files) > MOST_MISSING:
         name = folder.layout.file(max(folder.files))
@@ -183,5 +183,5 @@ def _compare_lengths(findings: Findings, path: Path) -> None:
     lacking = sorted(set(findings.lengths) - set(recorded))
     if lacking:
         findings.notes.append(
-            f"{path.name} lacks {len(lacking)} files ({written(lacking)[:80]}): stock's trainer guesses every length."
+            f"{path.name} lacks {len(lacking)} files ({written(lacking, 5)}): stock's trainer guesses every length."
         )

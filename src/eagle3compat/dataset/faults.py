@@ -67,6 +67,10 @@ def ranges(indices: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def written(indices: Iterable[int]) -> str:
-    """`3, 7-9`, for people."""
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges(indices))
+def written(indices: Iterable[int], most: int = 40) -> str:
+    """`3, 7-9`, for people: the first `most` runs."""
+    runs = ranges(indices)
+    said = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:most]]
+    if len(runs) > most:
+        said.append(f"... and {sum(high - low + 1 for low, high in runs[most:])} more")
+    return ", ".join(said)

@@ -75,8 +75,13 @@ class Folder:
         """The layer ids of the files in their own convention, where that is written down."""
         known = self.record.get("layer_ids")
         if known is None and self.layout is IN_PROCESS:
-            known = self.config.get("hidden_states", {}).get("layer_ids")
+            known = self.configured("hidden_states", "layer_ids")
         return known
+
+    def configured(self, part: str, name: str) -> Any:
+        """An entry of data_config.json; None where it has none."""
+        found = self.config.get(part)
+        return found.get(name) if isinstance(found, dict) else None
 
 
 @dataclass
@@ -98,7 +103,7 @@ def open_folder(path: Path, layout: str | None = None) -> Folder:
     if not path.is_dir():
         raise InputError(f"{path} is no folder. Name the folder that holds data_N.pt or hs_N.safetensors files.")
     found = {kind.id: _samples(path, kind) for kind in LAYOUTS.values()}
-    if layout is None and not any(found.values()) and (path / "hidden_states").is_dir():
+    if not any(found.values()) and (path / "hidden_states").is_dir():
         path = path / "hidden_states"  # of a folder that speculators' prepare-data wrote
         found = {kind.id: _samples(path, kind) for kind in LAYOUTS.values()}
     holding = [name for name, files in found.items() if files]
@@ -110,7 +115,7 @@ def open_folder(path: Path, layout: str | None = None) -> Folder:
     kind = LAYOUTS[chosen]
     files = found[chosen]
     leftovers, strays = _others(path, kind, set(files.values()))
-    return Folder(path, kind, files, leftovers, strays, _json(path / "data_config.json"), _json(path / RECORD))
+    return Folder(path, kind, files, leftovers, strays, read_json(path / "data_config.json"), read_json(path / RECORD))
 
 
 def _samples(path: Path, layout: Layout) -> dict[int, Path]:
@@ -132,7 +137,8 @@ def _others(path: Path, layout: Layout, samples: set[Path]) -> tuple[tuple[Path,
     return leftovers, tuple(sorted(entry for entry in endings if entry not in samples and entry not in leftovers))
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is no file. Raises InputError."""
     if not path.exists():
         return {}
     try:
@@ -153,13 +159,11 @@ def opened(path: Path, layout: Layout) -> Iterator[Sample]:
 
 
 def _pickled(path: Path) -> Sample:
-    import pickle
-
     import torch
 
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # noqa: BLE001  an unpickler raises whatever the damaged bytes lead it to
         raise UnreadableError(_first_line(error)) from None
     if not isinstance(content, dict):
         raise UnreadableError(f"it holds a {type(content).__name__}, not a dict of tensors")
@@ -175,18 +179,21 @@ def _pickled(path: Path) -> Sample:
     sample.wrong += [
         f"{name} is a {type(value).__name__}, not a tensor"
         for name, value in named if value is not None and not isinstance(value, torch.Tensor)
+    ] + [
+        f"{name} is a {value.layout} tensor"
+        for name, value in named if isinstance(value, torch.Tensor) and value.layout is not torch.strided
     ]
     sample.dtype = " and ".join(sorted({short(state.dtype) for state in sample.states if hasattr(state, "dtype")}))
     return sample
 
 
 def _safetensors(path: Path) -> Sample:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         with safe_open(path, framework="pt") as content:
             tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118  it is no dict
-    except (SafetensorError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  of the reader in Rust, and of a torch that lacks the dtype
         raise UnreadableError(_first_line(error)) from None
     missing = tuple(key for key in SERVER.needed if key not in tensors)
     sample = Sample(tensors.get("token_ids"), [], tensors.get("loss_mask"), missing=missing)
@@ -204,8 +211,10 @@ def _safetensors(path: Path) -> Sample:
 
 
 def _scaled(state: Any, scales: Any) -> Any:
-    """A float8 layer `[S, H]` with the scales of its rows `[S, 1, 1]` applied, in float32."""
-    return state if scales is None else state.float() * scales.reshape(-1, 1).float()
+    """A float8 layer `[S, H]` with the scales of its rows `[S, 1, 1]` applied, in bf16."""
+    import torch
+
+    return state if scales is None else (state.float() * scales.reshape(-1, 1).float()).to(torch.bfloat16)
 
 
 def short(dtype: Any) -> str:

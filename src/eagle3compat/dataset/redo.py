@@ -38,12 +38,12 @@ def advice(folder: Folder, redo: list[int], moved: Path | None) -> list[str]:
     """Lines for a person, commands among them. `moved` is where the faulty files have been moved to."""
     if not redo:
         return []
-    lines = [f"To redo: {written(redo)}"]
+    lines = [f"To redo, {len(redo)}: {written(redo)}"]
     present = [index for index in redo if index in folder.files]
     if moved is not None:
         lines.append(f"{len(present)} faulty files were moved to {moved}.")
     elif present:
-        lines.append("`--move-bad DIR` moves the faulty files aside; nothing is deleted.")
+        lines.append("First move the faulty files aside with `--move-bad DIR`: nothing here deletes or overwrites one.")
     if folder.layout is not IN_PROCESS:
         stays = "" if moved is not None or not present else ", once the faulty files are moved aside"
         return [*lines, f"Stock's script extracts every index that has no file: run it again as before{stays}."]
@@ -97,7 +97,7 @@ def commands(folder: Folder, low: int, high: int) -> list[str]:
 
 def _recorded(folder: Folder) -> tuple[str, int]:
     """The script with the arguments of the run that wrote the folder, and its `--start-idx`."""
-    command = folder.config.get("reproducibility", {}).get("command")
+    command = folder.configured("reproducibility", "command")
     if not isinstance(command, str):
         return SCRIPT, 0
     kept, first, words = [], 0, iter(command.split())

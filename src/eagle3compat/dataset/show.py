@@ -62,7 +62,7 @@ def _fault_table(faults: list[Fault], examples: int) -> Table:
             table.add_row(*left, Text(fault.file), Text(fault.detail))
         if len(same) > examples:
             rest = sorted({fault.index for fault in same[examples:] if fault.index is not None})
-            table.add_row("", "", f"{len(same) - examples} more", Text(written(rest)[:300]))
+            table.add_row("", "", f"{len(same) - examples} more", Text(written(rest)))
     return table
 
 
@@ -76,7 +76,7 @@ def _recomputed_table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(heading, overflow="fold")
     for row in rows:
         errors = "  ".join(f"{layer['id']}: {layer['median']:.1e} / {layer['worst']:.1e}" for layer in row["layers"])
-        table.add_row(Text(row["file"]), str(row["tokens"]), Text(errors), Text(row["reason"] or "equal"))
+        table.add_row(Text(row["file"]), str(row["tokens"]), Text(errors), "differs" if row["reason"] else "equal")
     return table
 
 
