@@ -145,7 +145,7 @@ def test_a_folder_of_something_else_is_not_written_to(in_process: InProcess, tmp
     assert code == 2
     assert "hs_N.safetensors files already" in err
     assert convert(in_process.folder, tmp_path / "other", "--to", "server")[0] == 0
-    code, _, err = convert(in_process.folder, tmp_path / "other", "--to", "server", "--layer-ids", 0, 1, 2)
+    code, _, err = convert(in_process.folder, tmp_path / "other", "--to", "server", "--num-hidden-layers", 5)
     assert code == 2
     assert "another conversion" in err
     code, _, err = convert(tmp_path / "other", tmp_path / "other" / "hidden_states", "--to", "in-process")
@@ -190,3 +190,11 @@ def test_unknown_layer_ids_are_asked_for(in_process: InProcess, tmp_path: Path, 
     code, _, err = convert(in_process.folder, tmp_path / "new", "--to", "server")
     assert code == 2
     assert "--layer-ids" in err
+
+
+def test_ids_that_contradict_the_record_are_refused(in_process: InProcess, tmp_path: Path, convert: Convert) -> None:
+    in_process.configure()
+    code, _, err = convert(in_process.folder, tmp_path / "new", "--to", "server", "--layer-ids", 0, 1, 2)
+    assert code == 2
+    assert "[0, 1, 2]" in err
+    assert str(LAYERS) in err

@@ -85,7 +85,7 @@ def _check(options: argparse.Namespace) -> int:
     from .redo import move_aside
     from .show import as_dict, progress, show
 
-    layer_ids = options.layer_ids if options.layer_ids is not None else folder.layer_ids
+    layer_ids = _layer_ids(options.layer_ids, folder)
     plan = None if options.model is None else _plan(options, folder, layer_ids)
     with progress("reading", sum(path.stat().st_size for path in folder.files.values())) as advance:
         findings = check(folder, layer_ids, options.count, advance)
@@ -98,6 +98,14 @@ def _check(options: argparse.Namespace) -> int:
     else:
         show(findings, options.examples, options.move_bad)
     return FAULTY if findings.faults else CLEAN
+
+
+def _layer_ids(asked: list[int] | None, folder: Folder) -> list[int] | None:
+    """Those of the files, from the command line or what lies beside them; these must not contradict each other."""
+    known = folder.layer_ids
+    if None not in (asked, known) and asked != known:
+        raise InputError(f"--layer-ids says {asked}, and beside the files it says {known}. Leave --layer-ids out.")
+    return known if asked is None else asked
 
 
 def _plan(options: argparse.Namespace, folder: Folder, layer_ids: list[int] | None) -> Plan:
@@ -131,7 +139,7 @@ def _convert(options: argparse.Namespace) -> int:
     to = LAYOUTS[options.to]
     source = open_folder(options.source, (SERVER if to is IN_PROCESS else IN_PROCESS).id)
     need("torch", "safetensors", "datasets")
-    layer_ids = options.layer_ids if options.layer_ids is not None else source.layer_ids
+    layer_ids = _layer_ids(options.layer_ids, source)
     if layer_ids is None:
         raise InputError(f"which layers {source.path} holds is written nowhere. Name them with --layer-ids.")
     from .check import check

@@ -164,7 +164,7 @@ def _pickled(path: Path) -> Sample:
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # noqa: BLE001  an unpickler raises whatever the damaged bytes lead it to
-        raise UnreadableError(_first_line(error)) from None
+        raise UnreadableError(_first_sentence(error)) from None
     if not isinstance(content, dict):
         raise UnreadableError(f"it holds a {type(content).__name__}, not a dict of tensors")
     missing = tuple(key for key in IN_PROCESS.needed if content.get(key) is None)
@@ -194,7 +194,7 @@ def _safetensors(path: Path) -> Sample:
         with safe_open(path, framework="pt") as content:
             tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118  it is no dict
     except Exception as error:  # noqa: BLE001  of the reader in Rust, and of a torch that lacks the dtype
-        raise UnreadableError(_first_line(error)) from None
+        raise UnreadableError(_first_sentence(error)) from None
     missing = tuple(key for key in SERVER.needed if key not in tensors)
     sample = Sample(tensors.get("token_ids"), [], tensors.get("loss_mask"), missing=missing)
     states, scales = tensors.get("hidden_states"), tensors.get(SCALES)
@@ -225,6 +225,7 @@ def _described(value: Any) -> str:
     return f"tensor {list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
 
 
-def _first_line(error: Exception) -> str:
+def _first_sentence(error: Exception) -> str:
+    """The type and the first sentence of an exception; what torch adds to it is advice on checkpoints."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0].split('. ')[0][:200]}" if lines else type(error).__name__
