@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LAYERS, InProcess, Server, prompts_of, states_of
+from conftest import LAYERS, InProcess, Server, prompts_of, states_of, to_float8
 from datasets import Dataset, load_from_disk
 from safetensors import safe_open
 from safetensors.torch import load_file
-from test_faults import to_float8
 
 from eagle3compat.cli import main
 from eagle3compat.dataset.convert import converted_ids

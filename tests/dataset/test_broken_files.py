@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LAYERS, SYSTEM, WIDTH, InProcess, Server, Set, prompts_of, states_of
+from conftest import LAYERS, SYSTEM, WIDTH, InProcess, Server, Set, prompts_of, states_of, to_float8
 
 from eagle3compat.dataset.check import Findings, check
 from eagle3compat.dataset.files import open_folder
@@ -331,12 +331,6 @@ class TestServer:
         assert findings.expected == (3, WIDTH, "float8_e4m3fn")
         server.edit(2, lambda content: content.update(hidden_states_scales=content["hidden_states_scales"][1:]))
         assert named(findings_of(server.folder)) == [("shape", 2)]
-
-
-def to_float8(content: dict[str, Any]) -> None:
-    states = content["hidden_states"].float()
-    scales = states.abs().amax(dim=(1, 2), keepdim=True) / 448
-    content.update(hidden_states=(states / scales).to(torch.float8_e4m3fn), hidden_states_scales=scales)
 
 
 def test_a_folder_that_holds_nothing_is_refused(tmp_path: Path) -> None:
