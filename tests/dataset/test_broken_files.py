@@ -232,6 +232,13 @@ def test_when_two_disagree_both_are_named(tmp_path: Path) -> None:
     assert "one of them is wrong" in findings.faults[0].detail
 
 
+def test_where_nothing_agrees_all_are_named(tmp_path: Path) -> None:
+    data = InProcess(tmp_path / "set", [[*SYSTEM, *range(30 + index, 40 + index)] for index in range(24)])
+    for index in range(24):
+        data.edit(index, every_layer(lambda state: torch.randn_like(state)))
+    assert named(findings_of(data.folder)) == [("prefix", index) for index in range(24)]
+
+
 def test_the_first_file_may_be_the_wrong_one(in_process: InProcess) -> None:
     in_process.edit(0, every_layer(lambda state: state.roll(1, 0)))
     assert named(findings_of(in_process.folder)) == [("prefix", 0)]

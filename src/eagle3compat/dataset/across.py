@@ -21,6 +21,8 @@ WRONG_ROWS = 0.05
 """The part of rows, and at least two of them, that must be others: one may be, where a mixture's routing tips."""
 CACHED = 64
 """Heads of files that are kept in memory: 64 of 64 rows, 4 layers and 4096 in bf16 are 128 MiB."""
+MOST_PARTIES = 16
+"""Where so many results of one prefix differ, further ones are not compared with each other."""
 
 Heads = Callable[[int, int], Any]
 """The first rows of a file, `[layers, rows, H]`, by its index and their number."""
@@ -35,6 +37,8 @@ class Party:
 
     first: int
     members: array[int] = field(default_factory=lambda: array("q"))
+    loose: bool = False
+    """Those beyond MOST_PARTIES: they agree with none of the others, and were not compared with each other."""
 
 
 class Across:
@@ -82,11 +86,14 @@ class Across:
             parties = self._prefixes[key] = [Party(lone, array("q", [lone]))]
             self._prefix_rows[key] = rows
         for party in parties:
+            if party.loose:
+                party.members.append(facts.index)
+                return
             other = self._head(party.first, rows)
             if not apart(facts.heads[:, :rows], other):
                 party.members.append(facts.index)
                 return
-        parties.append(Party(facts.index, array("q", [facts.index])))
+        parties.append(Party(facts.index, array("q", [facts.index]), loose=len(parties) >= MOST_PARTIES))
         self._remember(facts.index, facts.heads)
 
     def _head(self, index: int, rows: int) -> Any:
@@ -138,8 +145,8 @@ class Across:
             if len(parties) == 1:
                 continue
             rows = self._prefix_rows[key]
-            sizes = sorted((len(party.members) for party in parties), reverse=True)
-            right = max(parties, key=lambda party: len(party.members)) if sizes[0] > max(sizes[1], 1) else None
+            ranked = sorted((party for party in parties if not party.loose), key=lambda party: -len(party.members))
+            right = ranked[0] if len(ranked[0].members) > max(len(ranked[1].members), 1) else None
             for party in parties:
                 for index in party.members if party is not right else ():
                     others = right or next(other for other in parties if other is not party)

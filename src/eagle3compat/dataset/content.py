@@ -178,7 +178,9 @@ def row_peaks(state: Any) -> Any:
     """The largest absolute value of each row, `[S]` in float32; NaN where a row holds one."""
     import torch
 
-    return torch.cat([part.float().abs().amax(dim=-1) for part in state.split(ROWS)])
+    if state.dtype not in (torch.float32, torch.bfloat16, torch.float16):  # float8 has no arithmetic of its own
+        return torch.cat([part.float().abs().amax(dim=-1) for part in state.split(ROWS)])
+    return torch.cat([part.abs().amax(dim=-1) for part in state.split(ROWS)]).float()
 
 
 def _same(first: Any, second: Any) -> bool:
