@@ -11,6 +11,7 @@ import gc
 import sys
 from collections.abc import Sequence
 
+from .dataset import command as dataset
 from .errors import Eagle3CompatError, InputError
 
 HEALTHY, UNHEALTHY, USAGE = 0, 1, 2
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
         return _run(words[1:])  # what follows is the program's own; argparse would look for options in it
     parsed = _parser().parse_args(words)
+    if "dataset" in parsed:
+        return dataset.run(parsed)
     gc.disable()  # one short look at syntax trees, none of which becomes garbage: it takes half the time without
     try:
         if parsed.command == "explain":
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--transformers", metavar="TARGET", help="the same for transformers; default: what fits both")
     probe.add_argument("--index-url", metavar="URL", help="the package index; default: pip's")
     probe.add_argument("--json", action="store_true", help="print one JSON object")
+    dataset.add_parsers(commands)
     commands.add_parser("run", help="run a stock script, unmodified, adapted in every process", usage=RUN_USAGE)
     return parser
 

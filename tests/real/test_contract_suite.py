@@ -38,3 +38,8 @@ def test_source_and_live_surface_agree(pair: tuple[str, str], tmp_path: Path) ->
 @pytest.mark.xdist_group("-".join(WITH_TORCH))
 def test_capture_holds_on_toy_models(tmp_path: Path) -> None:
     assert " passed" in run_suite(WITH_TORCH, "capture", tmp_path / "log")
+
+
+@pytest.mark.xdist_group("-".join(WITH_TORCH))
+def test_files_are_checked_and_converted(tmp_path: Path) -> None:
+    assert " passed" in run_suite(WITH_TORCH, "dataset", tmp_path / "log")

@@ -1,0 +1,187 @@
+"""Reads every file of a set, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .across import APART, Across, row_errors
+from .content import HEADS, ROWS, Facts, heads, inspect
+from .faults import KINDS, Fault, to_redo, written
+from .files import IN_PROCESS, Folder, UnreadableError, opened
+
+THREADS = 8
+"""Reading, checksums and torch all work outside Python's lock."""
+MOST_MISSING = 1_000_000
+"""More gaps than that are a file with a wrong number, not a run that was interrupted."""
+
+Advance = Callable[[int], None]
+
+
+@dataclass
+class Findings:
+    """What was found in one folder."""
+
+    folder: Folder
+    expected: tuple[int, int, str] | None
+    """Layers, hidden size and dtype of the set."""
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)
+    """Token counts of the files that were readable, by index."""
+    recomputed: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def redo(self) -> list[int]:
+        return to_redo(self.faults)
+
+    def sort(self) -> None:
+        order = list(KINDS)
+        self.faults.sort(key=lambda fault: (order.index(fault.kind), -1 if fault.index is None else fault.index))
+
+
+def check(
+    folder: Folder, layer_ids: Sequence[int] | None = None, count: int | None = None, advance: Advance | None = None
+) -> Findings:
+    """Read every file once, and compare them. `count` is how many samples there should be, where that is known.
+
+    `layer_ids` are those that the files were made with, in their own convention. `advance` is called with the bytes of
+    each file that was read.
+    """
+    layer_ids = folder.layer_ids if layer_ids is None else layer_ids
+    across = Across(lambda index, rows: _read_heads(folder, index, rows))
+    findings = Findings(folder, None)
+    for facts in _facts(folder, layer_ids):
+        findings.faults += [Fault(kind, facts.name, facts.index, detail) for kind, detail in facts.faults]
+        if facts.signature is not None:
+            findings.lengths[facts.index] = facts.length
+        across.add(facts, HEADS)
+        if advance is not None:
+            advance(facts.size)
+    _compare(findings, across, layer_ids)
+    _look_around(findings, count)
+    findings.sort()
+    return findings
+
+
+def _facts(folder: Folder, layer_ids: Sequence[int] | None) -> Iterator[Facts]:
+    """Of each file, by index, read by several threads; only so many are held as there are threads."""
+    workers = min(THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as pool, one_thread_each():
+        pending: deque[Future[Facts]] = deque()
+        try:
+            for index, path in folder.files.items():
+                pending.append(pool.submit(inspect, index, path, folder.layout, layer_ids))
+                if len(pending) > workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Within, torch's operations take one thread: the files are what is spread over the cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _read_heads(folder: Folder, index: int, rows: int) -> Any:
+    with opened(folder.files[index], folder.layout) as sample:
+        return heads(sample.states, rows)
+
+
+def _compare(findings: Findings, across: Across, layer_ids: Sequence[int] | None) -> None:
+    folder = findings.folder
+    found = across.expected()
+    if found is not None:
+        layers = len(layer_ids) if layer_ids else found[0]
+        width = folder.configured("model", "hidden_size") or found[1]
+        findings.expected = (layers, width, found[2])
+        findings.faults += across.unlike(findings.expected, folder.layout.file)
+    name = folder.layout.file
+    findings.faults += across.faults(name, lambda first, second: difference(folder, first, second))
+    if across.copies:
+        pairs = ", ".join(f"{name(second)} of {name(first)}" for first, second in across.copies[:3])
+        findings.notes.append(
+            f"{len(across.copies)} files are exact copies of others ({pairs}): right if the data repeat themselves."
+        )
+
+
+def difference(folder: Folder, first: int, second: int) -> str:
+    """How the states of two files with one prompt differ beyond rounding, in words; empty if they don't."""
+    try:
+        with (
+            opened(folder.files[first], folder.layout) as one,
+            opened(folder.files[second], folder.layout) as other,
+        ):
+            if len(one.states) != len(other.states):
+                return ""  # said already, of the one with another number of layers
+            for layer, (got, want) in enumerate(zip(one.states, other.states, strict=True)):
+                if got.shape != want.shape:
+                    return ""
+                parts = zip(got.split(ROWS), want.split(ROWS), strict=True)
+                wrong = sum(int((~(row_errors(mine, theirs) <= APART)).sum()) for mine, theirs in parts)
+                if wrong:
+                    return f"and {wrong} of {len(got)} rows of layer {layer} differ; one of them is wrong"
+    except UnreadableError as error:
+        raise InputError(f"{folder.path} changed while it was read: {error}. Wait until all is written.") from None
+    return ""
+
+
+def _look_around(findings: Findings, count: int | None) -> None:
+    """What the folder itself shows: gaps, leftovers, and files that training would take for samples."""
+    folder = findings.folder
+    known = folder.configured("data", "num_samples") if count is None else count
+    end = max(max(folder.files) + 1, known or 0)
+    if end - len(folder.files) > MOST_MISSING:
+        name = folder.layout.file(max(folder.files))
+        lacking = f"{end - len(folder.files):,} of {end:,} files"
+        raise InputError(f"{folder.path} lacks {lacking}, up to {name}. Move that one away if its number is wrong.")
+    for index in sorted(set(range(end)) - set(folder.files)):
+        after = "" if index > max(folder.files) else "; later ones are there"
+        findings.faults.append(Fault("missing", folder.layout.file(index), index, f"no such file{after}"))
+    for path in folder.leftovers:
+        findings.faults.append(Fault("leftover", path.name, None, "it is no sample; delete it when no run is going on"))
+    for path in folder.strays:
+        name = str(path.relative_to(folder.path))
+        said = 'its name ends in "pt": stock\'s trainer reads every such file below the folder as a sample'
+        findings.faults.append(Fault("stray", name, None, said))
+    if folder.layout is IN_PROCESS:
+        _compare_lengths(findings, folder.path / "sample_lengths.json")
+
+
+def _compare_lengths(findings: Findings, path: Path) -> None:
+    """Stock 0.4 writes the token counts at the end of a run, and its trainer packs batches by them."""
+    if not path.exists():
+        return
+    try:
+        recorded = {int(name): int(length) for name, length in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        findings.faults.append(Fault("length record", path.name, None, f"it cannot be read: {error}"))
+        return
+    for index, length in findings.lengths.items():
+        if recorded.get(index, length) != length:
+            said = f"{path.name} says {recorded[index]} tokens, the file has {length}"
+            findings.faults.append(Fault("length record", findings.folder.layout.file(index), index, said))
+    lacking = sorted(set(findings.lengths) - set(recorded))
+    if lacking:
+        findings.notes.append(
+            f"{path.name} lacks {len(lacking)} files ({written(lacking, 5)}): stock's trainer guesses every length."
+        )
