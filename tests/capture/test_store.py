@@ -23,7 +23,10 @@ def store(*layers: int) -> Store:
 
 def file(into: Store, step: Step, positions: list[int], tokens: list[int] | None, rows: torch.Tensor = ROWS) -> None:
     ids = None if tokens is None else torch.tensor(tokens)
-    into.file(step, torch.tensor(positions), ids, {layer: rows + layer for layer in into.layer_ids})
+    pieces = into.pieces(step, torch.tensor(positions), ids)
+    for layer in into.layer_ids:
+        into.put(layer, step, pieces, rows + layer)
+    into.end_step()
 
 
 BOTH = Step(("b", "a"), (2, 3))
