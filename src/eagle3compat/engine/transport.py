@@ -41,11 +41,15 @@ class Transport:
     def __init__(self, engine: Engine, choice: str) -> None:
         self._engine = engine
         self.choice = choice
+        model = engine.vllm_config.model_config
+        self._hidden_size, self._dtype = model.get_hidden_size(), model.dtype
         self._segment: Segment | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._landing: Landing | None = None
         self._layout: Layout | None = None
         self._unusable = False
+        self.way = ""
+        """How the states of the last call came: `shared` or `pickled`."""
 
     def begin(self, prompts: Mapping[str, Sequence[int]], layers: int) -> None:
         """Have the worker expect these requests (id to token ids), of `layers` distinct layers each."""
@@ -53,15 +57,15 @@ class Transport:
         self._layout = layout = self._layout_of(prompts, layers)
         shared = self.choice != "pickled" and not self._unusable and self._attach(layout)
         self._engine.call("eagle3compat_begin", dict(prompts), layout if shared else None)
+        self.way = "shared" if shared else "pickled"
         if shared:
             self._land(layout)
 
     def _layout_of(self, prompts: Mapping[str, Sequence[int]], layers: int) -> Layout:
         from ..capture.segment import Layout
 
-        model = self._engine.vllm_config.model_config
         lengths = tuple(len(prompt) for prompt in prompts.values())
-        return Layout(tuple(prompts), lengths, layers, model.get_hidden_size(), model.dtype)
+        return Layout(tuple(prompts), lengths, layers, self._hidden_size, self._dtype)
 
     def _attach(self, layout: Layout) -> bool:
         """Make both sides have a segment that is large enough."""
@@ -113,8 +117,9 @@ class Transport:
             return self._pickled(prompts)
         try:
             replies = self._ask(list(prompts))
-            if any(not isinstance(entry, int) for entries in replies.values() for entry in entries):
-                self._do_without("the model's residual stream has another dtype or width than its configuration says")
+            for state in (entry for entries in replies.values() for entry in entries if not isinstance(entry, int)):
+                self.way = "pickled"  # the model's stream is not as its configuration says: the next call knows
+                self._hidden_size, self._dtype = state.shape[-1], state.dtype
             return self._landing.finish(replies)
         finally:
             self.abandon()
