@@ -190,7 +190,7 @@ def measure_llm(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         max_num_seqs=SEQUENCES, max_num_batched_tokens=max(BUDGET, max_length(options)), enable_prefix_caching=False,
         tensor_parallel_size=options.tensor_parallel_size, gpu_memory_utilization=0.8, seed=0,
     )
-    calls, parameters = calls_of(options), SamplingParams(max_tokens=1, temperature=0.0)
+    calls, parameters = calls_of(options), SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 
     def generate() -> None:
         for prompts in calls:

@@ -79,6 +79,17 @@ def test_rows_are_not_read_before_they_are_computed(memory: tuple[SideStream, to
 
 
 @cuda
+def test_places_may_be_made_within_the_forward() -> None:
+    courier = SideStream(torch.device("cuda", 0))
+    with torch.inference_mode():
+        rows = torch.randn(ROWS, HIDDEN, device="cuda")
+        place = torch.empty(ROWS, HIDDEN)
+        courier.send([(rows, place)], lambda: None)
+        courier.settle()
+        assert torch.equal(place, rows.cpu())
+
+
+@cuda
 def test_an_error_of_a_send_is_raised_once(memory: tuple[SideStream, torch.Tensor]) -> None:
     courier, _places = memory
 

@@ -121,19 +121,22 @@ class SideStream:
 
     def _confirm(self) -> None:
         torch.cuda.set_device(self._device)
-        while True:
-            event, staged, done = self._sent.get()
-            try:
-                event.synchronize()
-                for buffer, place in staged:
-                    place.copy_(buffer)
-                done()
-            except Exception as error:  # noqa: BLE001  settle() raises it in the worker's own thread
-                self._error = self._error or error
-            del staged, done
-            with self._changed:
-                self._under_way -= 1
-                self._changed.notify_all()
+        with torch.inference_mode():  # as the forward runs, within which places may have been made
+            while True:
+                self._confirm_next()
+
+    def _confirm_next(self) -> None:
+        event, staged, done = self._sent.get()
+        try:
+            event.synchronize()
+            for buffer, place in staged:
+                place.copy_(buffer)
+            done()
+        except Exception as error:  # noqa: BLE001  settle() raises it in the worker's own thread
+            self._error = self._error or error
+        with self._changed:
+            self._under_way -= 1
+            self._changed.notify_all()
 
 
 def courier_for(device: torch.device) -> Courier:

@@ -80,8 +80,10 @@ class Transport:
             segment = Segment(layout.size)
         except (OSError, RuntimeError) as error:
             return self._do_without(f"{mebibytes(layout.size)} of shared memory could not be had: {error}")
-        why = next((reply for reply in self._engine.call("eagle3compat_attach", segment.address) if reply), "")
-        segment.close_file()
+        try:
+            why = next((reply for reply in self._engine.call("eagle3compat_attach", segment.address) if reply), "")
+        finally:
+            segment.close_file()
         if why:
             return self._do_without(f"a worker cannot open {mebibytes(segment.address.size)} of shared memory: {why}")
         self._segment = segment
