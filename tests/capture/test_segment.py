@@ -151,7 +151,7 @@ def test_more_than_fits_beside_the_results_is_refused(monkeypatch: pytest.Monkey
             {
                 "sys/fs/cgroup/memory.max": "4096000",
                 "sys/fs/cgroup/memory.current": "1024000",
-                "sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 512000",
+                "sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 312000\nactive_file 200000",
             },
             3500,
         ),

@@ -124,7 +124,8 @@ def available_memory(root: Path = Path("/")) -> int:
         ceiling, taken = _text(folder / limit), _text(folder / used)
         if ceiling.isdigit() and taken.isdigit():
             stat = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
-            figures.append(int(ceiling) - int(taken) + int(stat.get("inactive_file", 0)))
+            cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))  # given up when asked for
+            figures.append(int(ceiling) - int(taken) + cached)
     return max(0, min(figures))
 
 
