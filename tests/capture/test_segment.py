@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -20,6 +21,12 @@ from eagle3compat.capture.segment import Address, Layout, Segment, Sheet, availa
 
 LAYOUT = Layout(("a", "b", "c"), (3, 1, 2), layers=2, hidden_size=5, dtype=torch.bfloat16)
 HERE = "memfd:eagle3compat"
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    """What earlier tests mapped is gone, though it hung in a circle of references."""
+    gc.collect()
 
 
 def maps(pid: int | str = "self") -> str:

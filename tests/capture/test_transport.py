@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -78,6 +79,12 @@ def assert_right(states: Mapping[str, Sequence[torch.Tensor]], prompts: Prompts)
 
 def mapped() -> bool:
     return "memfd:eagle3compat" in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    """What earlier tests mapped is gone, though it hung in a circle of references."""
+    gc.collect()
 
 
 @pytest.fixture
