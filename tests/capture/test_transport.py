@@ -143,6 +143,15 @@ def test_without_shared_memory_states_come_pickled_and_that_is_said_once(
     assert ("9 MiB" if fault == "memory" else "PermissionError: no") in record.getMessage()
 
 
+def test_a_call_that_is_too_large_does_not_spoil_the_next(
+    transport: Transport, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "available_memory", lambda: 8 * 2**20)
+    for prompts, way in ((SMALL, "shared"), (LARGE, "pickled"), (SMALL, "shared")):
+        assert_right(extract(transport, engine, prompts), prompts)
+        assert transport.way == way
+
+
 def test_shared_memory_that_was_asked_for_and_cannot_be_had_is_an_error(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ class Transport:
         self._pool: ThreadPoolExecutor | None = None
         self._landing: Landing | None = None
         self._layout: Layout | None = None
-        self._unusable = False
+        self._unusable = self._warned = False
         self.way = ""
         """How the states of the last call came: `shared` or `pickled`."""
 
@@ -85,20 +85,22 @@ class Transport:
         finally:
             segment.close_file()
         if why:
+            self._unusable = True
             return self._do_without(f"a worker cannot open {mebibytes(segment.address.size)} of shared memory: {why}")
         self._segment = segment
         return True
 
     def _do_without(self, why: str) -> bool:
+        """Say once that states come pickled, and why."""
         remedy = (
             "Pass fewer prompts in a call, or give more memory to the machine or the container "
             f"(docker run --memory); {VARIABLE}=pickled says that this is meant."
         )
         if self.choice == "shared":
             raise InputError(f"{VARIABLE} is 'shared', but {why}. {remedy}")
-        if not self._unusable:
+        if not self._warned:
             log.warning("eagle3compat: captured states come pickled, which is slow: %s. %s", why, remedy)
-        self._unusable = True
+        self._warned = True
         return False
 
     def _land(self, layout: Layout) -> None:
