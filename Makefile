@@ -12,7 +12,7 @@ STAMP := .venv/.complete
 # vLLM and speculators, on each of which the real tests run.
 PAIRS := 0.11.0/0.3.0 0.11.0/0.4.0.1 0.16.0/0.3.0 0.16.0/0.4.0.1 0.32.0/0.3.0 0.32.0/0.4.0.1
 
-.PHONY: help venv demo test lint unit environments real docs-check surfaces bench clean
+.PHONY: help venv demo test lint unit environments real docs-check surfaces bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -58,6 +58,10 @@ surfaces: $(STAMP)  ## make tests/surfaces anew from the package index, after a 
 bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
 	@$(BIN)/python benchmarks/import_and_apply.py
 	@$(BIN)/python benchmarks/hooks.py
+	@$(BIN)/python benchmarks/extraction.py
+
+bench-gpu:  ## extraction against plain prefill on this machine's accelerator: PYTHON=one that has vLLM and speculators
+	@$(PYTHON) benchmarks/extraction.py --here --shape qwen3-8b
 
 clean:  ## delete .venv and what was made here; environments with vLLM are kept
 	rm -rf .venv out .nox .pytest_cache .mypy_cache .ruff_cache .hypothesis

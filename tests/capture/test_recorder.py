@@ -27,6 +27,7 @@ from toys import (
 )
 
 from eagle3compat.capture.recorder import Recorder
+from eagle3compat.capture.segment import Layout, Segment, Sheet
 from eagle3compat.errors import ResultError
 
 
@@ -89,6 +90,27 @@ def test_the_scheduler_s_order_is_not_the_rows_order() -> None:
     """The control of the test above: the two orders differ, and by the scheduler's the rows would be others."""
     rows = whole()
     assert list(step(rows).num_scheduled_tokens) != [name for name, _, _ in rows]
+
+
+@pytest.mark.parametrize("generation", [Runner, SecondRunner])
+@pytest.mark.parametrize("kind", [Pair, Single])
+def test_streams_go_to_shared_memory(kind: Any, generation: type[Runner]) -> None:
+    """In chunks: those of the first batch, which proves, and later ones, whose rows leave from within the forward."""
+    runner, recorder = recording(model_of(kind), generation)
+    layout = Layout(tuple(PROMPTS), tuple(map(len, PROMPTS.values())), len(ASKED), HIDDEN, torch.float32)
+    segment = Segment(layout.size)
+    recorder.store.attach(segment.address)
+    recorder.store.begin(PROMPTS, layout)
+    for rows in chunks(PROMPTS, 2):
+        runner.execute_model(step(rows))
+    assert recorder.store.collect(list(PROMPTS)) == {name: [0] * len(ASKED) for name in PROMPTS}
+    sheet = Sheet(layout, segment.data)
+    for name, prompt in PROMPTS.items():
+        streams = reference(runner.model.model, prompt)
+        for row, layer in enumerate(ASKED):
+            torch.testing.assert_close(sheet.places[name][row], streams[layer], rtol=1e-5, atol=1e-5)
+            assert not torch.allclose(sheet.places[name][row], streams[layer - 1 if layer else 1], atol=1e-2)
+    segment.close_file()
 
 
 @pytest.mark.parametrize("first", ["tail", "head"])

@@ -34,11 +34,11 @@ class Edited(Base):
 class Skipping(Base):
     """Does not call its first layer."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, input_ids: Any, positions: Any, inputs_embeds: Any = None) -> Any:
         self.layers[0].forward = lambda positions, hidden, residual: (hidden, None)
         layers, self._modules["layers"] = self.layers, self.layers[1:]
         try:
-            return super().forward(*args, **kwargs)
+            return super().forward(input_ids, positions, inputs_embeds)
         finally:
             self._modules["layers"] = layers
 

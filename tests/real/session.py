@@ -86,6 +86,7 @@ class Session:
         return {
             "shapes": [[list(state.shape) for state in result["hidden_states"]] for result in results],
             "input_ids": [result["input_ids"].tolist() for result in results],
+            "transport": self.generator.executor.transport.way,
             "dtypes": sorted({str(state.dtype) for result in results for state in result["hidden_states"]}),
         }
 
@@ -129,6 +130,10 @@ class Session:
         import torch
 
         torch.cuda.mem_get_info = lambda *_: (gib * 2**30, gib * 2**30)
+
+    def transport(self, choice: str) -> None:
+        """Have states come this way from now on."""
+        self.generator.executor.transport.choice = choice
 
     def rpc(self, method: str, args: list[Any]) -> Any:
         return self.generator.executor.collective_rpc(method, args=tuple(args))

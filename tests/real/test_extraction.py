@@ -58,6 +58,9 @@ def plan_of(models: dict[str, Path]) -> list[dict[str, Any]]:
             plan.append({"name": "too long", "do": "generate", "with": {"prompts": [[9] * 300, [10] * 20]}})
             again = {"prompts": PROMPTS["mixed"], "save": "llama-again"}
             plan.append({"name": "again", "do": "generate", "with": again})
+            plan.append({"name": "pickle", "do": "transport", "with": {"choice": "pickled"}})
+            pickled = {"prompts": PROMPTS["mixed"], "save": "llama-pickled"}
+            plan.append({"name": "pickled", "do": "generate", "with": pickled})
         plan.append({"name": f"attest {family}", "do": "attest"})
         plan.append({"name": f"close {family}", "do": "close"})
     as_stock = {"prompts": PROMPTS["mixed"], "save": "bf16"}
@@ -115,6 +118,17 @@ def test_the_next_call_after_bad_input_is_right(
     assert session.value("again")["input_ids"] == PROMPTS["mixed"]
     got, want = session.folder / "llama-again.pt", references("llama", "mixed")
     assert comparison(f"{session.folder.name}-again", got, want, LAYERS)["max"] < TOLERANCE
+
+
+def test_states_come_through_shared_memory_and_pickled_alike(
+    session: Session, references: References, comparison: Comparison
+) -> None:
+    for family in FAMILIES:
+        assert session.value(f"{family} mixed")["transport"] == "shared"
+    assert session.value("pickled")["transport"] == "pickled"
+    got, want = session.folder / "llama-pickled.pt", references("llama", "mixed")
+    assert comparison(f"{session.folder.name}-pickled", got, want, LAYERS)["max"] < TOLERANCE
+    assert "come pickled" not in session.log
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,17 @@ import functools
 import operator
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..adapter import GENERATOR, Adapter
 from ..contract import Exists
 from ..errors import GeneratorDeadError, InputError, ModelNotFoundError, ResultError
 from ..ledger import Ledger
+
+if TYPE_CHECKING:
+    from ..engine.landed import Landed
 
 CLASS = f"{GENERATOR}:VllmHiddenStatesGenerator"
 REMEDY = "Nothing of this call was returned. Run `eagle3compat doctor` and report its output."
@@ -150,18 +153,29 @@ def checked_generate(generate: Any) -> Any:
                 len(cut), len(prompts), limit, cut[0], len(prompts[cut[0]]),
             )
         self.executor.forget()
-        results: list[dict[str, Any]] = generate(self, prompts)
-        check_results(results, [prompt[:limit] for prompt in prompts], self.layer_ids, model_config.get_hidden_size())
+        try:
+            results: list[dict[str, Any]] = generate(self, prompts)
+            wanted = [prompt[:limit] for prompt in prompts]
+            check_results(results, wanted, self.layer_ids, model_config.get_hidden_size(), self.executor.landed)
+        finally:
+            self.executor.forget()
         return results
 
     return checked
 
 
 def check_results(
-    results: Sequence[dict[str, Any]], prompts: Sequence[Sequence[int]], layer_ids: Sequence[int], hidden_size: int
+    results: Sequence[dict[str, Any]],
+    prompts: Sequence[Sequence[int]],
+    layer_ids: Sequence[int],
+    hidden_size: int,
+    landed: Mapping[int, Landed],
 ) -> None:
-    """Raise ResultError unless every prompt has, in order, one sound tensor a layer id."""
-    import torch
+    """Raise ResultError unless every prompt has, in order, one sound tensor a layer id.
+
+    `landed` holds, by `id`, the tensors whose values have been looked at already, and what was found.
+    """
+    from ..engine.landing import fault_of
 
     if len(results) != len(prompts):
         raise ResultError(None, f"{len(results)} results came back for {len(prompts)} prompts", REMEDY)
@@ -175,10 +189,8 @@ def check_results(
             wanted = (len(prompt), hidden_size)
             if tuple(state.shape) != wanted:
                 raise ResultError(index, f"layer {layer} is {list(state.shape)}, not {list(wanted)}", REMEDY)
-            if not bool(torch.isfinite(state).all()):
-                raise ResultError(
-                    index, f"layer {layer} holds values that are not finite",
-                    "The model overflows on this input: try another dtype. " + REMEDY,
-                )
-            if not bool(state.any()):
-                raise ResultError(index, f"layer {layer} is all zero", REMEDY)
+            known = landed.get(id(state))
+            fault = known.fault if known is not None and known.tensor is state else fault_of(state)
+            if fault:
+                advice = "The model overflows on this input: try another dtype. " if "finite" in fault else ""
+                raise ResultError(index, f"layer {layer} {fault}", advice + REMEDY)

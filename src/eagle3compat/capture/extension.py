@@ -17,6 +17,7 @@ from .. import apply, status
 from ..faults import watch_worker
 from ..report import source_digest
 from .recorder import Recorder
+from .segment import Address, Layout
 
 # Only a worker of an adapted driver imports this module: it joins the driver, so that whatever it imports of
 # speculators works here too. A fault is the driver's to report, which asks for an attestation.
@@ -76,13 +77,23 @@ class HiddenStatesWorkerExtension:
         if self._eagle3compat_recorder is not None:
             self._eagle3compat_recorder.store.clear()
 
-    def eagle3compat_begin(self, prompts: Mapping[str, Sequence[int]]) -> None:
-        """Expect these requests: request id to token ids."""
-        if self._eagle3compat_recorder is not None:
-            self._eagle3compat_recorder.store.begin(prompts)
+    def eagle3compat_attach(self, address: Address | None) -> str:
+        """Use this shared memory for captured rows from now on; why that can't be, or nothing when it can."""
+        if self._eagle3compat_recorder is None:
+            return ""
+        try:
+            self._eagle3compat_recorder.store.attach(address)
+        except (OSError, RuntimeError) as error:  # the driver then asks for rows in replies, and says so
+            return f"{type(error).__name__}: {error}"
+        return ""
 
-    def eagle3compat_collect(self, requests: Sequence[str]) -> dict[str, list[torch.Tensor]] | None:
-        """Hand over these requests: one `[len(prompt), hidden_size]` a distinct layer id; None off rank 0."""
+    def eagle3compat_begin(self, prompts: Mapping[str, Sequence[int]], layout: Layout | None = None) -> None:
+        """Expect these requests, request id to token ids; their rows go to attached memory where `layout` says so."""
+        if self._eagle3compat_recorder is not None:
+            self._eagle3compat_recorder.store.begin(prompts, layout)
+
+    def eagle3compat_collect(self, requests: Sequence[str]) -> dict[str, list[torch.Tensor | int]] | None:
+        """Hand over these requests, see Store.collect; None off rank 0."""
         if self._eagle3compat_recorder is None:
             return None
         return self._eagle3compat_recorder.store.collect(requests)

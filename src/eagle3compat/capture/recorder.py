@@ -11,7 +11,7 @@ import torch
 from ..errors import UnprovenCaptureError
 from .decoder import Decoder, find_decoder
 from .rows import RowReader, Step
-from .store import Store
+from .store import Piece, Store
 from .streams import REMEDY, Reading, decide, distance, entering, flat, kept, shape_of, tolerance
 
 
@@ -31,8 +31,9 @@ class Recorder:
         self.reading: tuple[str, Reading] | None = None
         self.checked_tokens = True
         self._shape = ""
-        self._recording = False
-        self._streams: dict[int, torch.Tensor] = {}
+        self._step: Step | None = None
+        self._pieces: list[Piece] = []
+        self._seen: set[int] = set()
         self._last: Any = None
         self._norm: tuple[torch.Tensor, Any] | None = None
         self._forward = self.decoder.base.forward
@@ -44,20 +45,24 @@ class Recorder:
 
     def _layer_hook(self, index: int) -> Any:
         def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:
-            if self._recording:
-                if index in self._streams:
-                    raise UnprovenCaptureError(self.model, f"its forward calls layer {index} more than once", REMEDY)
-                self._streams[index] = self._read(index, output)
+            if self._step is None:
+                return
+            if index in self._seen:
+                raise UnprovenCaptureError(self.model, f"its forward calls layer {index} more than once", REMEDY)
+            self._seen.add(index)
+            if self.reading is None:  # the first batch: kept whole until the last layer has told how to read it
+                self._unread[index] = kept(output)
+            else:
+                self._put(index, self._step, output)
 
         return hook
 
-    def _read(self, index: int, output: Any) -> torch.Tensor:
-        if self.reading is None:  # the first batch: kept whole until the last layer has told how to read it
-            self._unread[index] = kept(output)
-            return torch.empty(0)
+    def _put(self, index: int, step: Step, output: Any) -> None:
+        """File what the layer returned, read as was proved."""
+        assert self.reading is not None
         if shape_of(output) != self._shape:
             raise self._unproven(index, output)
-        return self.reading[1](output)
+        self.store.put(index, step, self._pieces, flat(self.reading[1](output)))
 
     def _unproven(self, index: int, output: Any) -> UnprovenCaptureError:
         return UnprovenCaptureError(
@@ -76,17 +81,17 @@ class Recorder:
         return handles
 
     def _on_last_layer(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
-        if self._recording:
+        if self._step is not None:
             self._last = kept(output)
 
     def _before_child(self, _module: torch.nn.Module, args: Any) -> None:
-        if self._recording and self._last is not None and self._norm is None:
+        if self._step is not None and self._last is not None and self._norm is None:
             stream = entering(args)
             if stream is not None:
                 self._norm = (stream, None)
 
     def _after_child(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
-        if self._recording and self._norm is not None and self._norm[1] is None:
+        if self._step is not None and self._norm is not None and self._norm[1] is None:
             self._norm = (self._norm[0], output[0] if isinstance(output, (tuple, list)) else output)
 
     def _prove(self, returned: Any, total: int) -> None:
@@ -102,9 +107,6 @@ class Recorder:
             raise UnprovenCaptureError(self.model, "its forward returns something else than its final norm", REMEDY)
         self.reading = decide(self.model, layer, self._last, entered, total)
         self._shape = shape_of(self._last)
-        for index, output in self._unread.items():
-            self._streams[index] = self._read(index, output)
-        self._unread.clear()
         for handle in self._proof:
             handle.remove()
 
@@ -112,23 +114,31 @@ class Recorder:
         step = self.rows.step()
         if step is None or not self.store.expects(step):
             return self._forward(*args, **kwargs)
-        self._streams, self._last, self._norm = {}, None, None
-        self._unread.clear()
-        self._recording = True
+        self._forget_step()
+        self._pieces = self._pieces_of(step, self._parameters.bind(*args, **kwargs).arguments)
+        self._step = step
         try:
             returned = self._forward(*args, **kwargs)
         finally:
-            self._recording = False
+            self._step = None
         if self.reading is None:
             self._prove(returned, step.total)
-        self._file(step, self._parameters.bind(*args, **kwargs).arguments)
-        self._streams, self._last, self._norm = {}, None, None
-        return returned
-
-    def _file(self, step: Step, arguments: Mapping[str, Any]) -> None:
-        missing = [index for index in self.store.layer_ids if index not in self._streams]
+            for index, output in self._unread.items():
+                self._put(index, step, output)
+        missing = [index for index in self.store.layer_ids if index not in self._seen]
         if missing:
             raise UnprovenCaptureError(self.model, f"its forward did not call layers {missing}", REMEDY)
+        self.store.end_step()
+        self._forget_step()
+        return returned
+
+    def _forget_step(self) -> None:
+        self._pieces, self._last, self._norm = [], None, None
+        self._seen.clear()
+        self._unread.clear()
+
+    def _pieces_of(self, step: Step, arguments: Mapping[str, Any]) -> list[Piece]:
+        """Where the step's rows belong, from what the forward is given: known before the first layer runs."""
         positions = arguments.get("positions")
         if not isinstance(positions, torch.Tensor):
             raise UnprovenCaptureError(self.model, "its forward gets no `positions`, so rows cannot be placed", REMEDY)
@@ -137,10 +147,8 @@ class Recorder:
         tokens = arguments.get("input_ids")
         if not isinstance(tokens, torch.Tensor):
             tokens, self.checked_tokens = None, False
-        total = step.total
-        self.store.file(
+        return self.store.pieces(
             step,
-            positions[:total].to("cpu", torch.long),
-            None if tokens is None else tokens[:total].to("cpu", torch.long),
-            {index: flat(stream)[:total].to("cpu") for index, stream in self._streams.items()},
+            positions[: step.total].to("cpu", torch.long),
+            None if tokens is None else tokens[: step.total].to("cpu", torch.long),
         )

@@ -23,8 +23,6 @@ from .queues import close_sockets, message_queues
 
 log = logging.getLogger("eagle3compat")
 
-COLLECT_BYTES = 256 * 2**20
-"""Captured states are collected from the worker in pieces of about this size."""
 PROGRESS_SECONDS = 10.0
 SHUTDOWN_SECONDS = 10.0
 IDLE_STEPS = 1000
@@ -95,17 +93,15 @@ class Engine:
             raise self._failed(f"calling {method}", error) from error
         return replies
 
-    def run(self, requests: Mapping[str, Any], prompts: Mapping[str, Sequence[int]]) -> None:
+    def run(self, requests: Mapping[str, Any]) -> None:
         """Compute these requests (id to vLLM Request) to the end.
 
         Raises InputError for a prompt that does not fit into the KV cache before anything is computed.
         After an exception none of them is left in the engine, and the engine is usable or says that it is dead.
         """
         self._require_alive()
-        check_capacity(self._core, self.vllm_config, list(prompts.values()))
-        self.call("eagle3compat_begin", dict(prompts))
+        check_capacity(self._core, self.vllm_config, [request.prompt_token_ids for request in requests.values()])
         unfinished = set(requests)
-        total = sum(len(prompt) for prompt in prompts.values())
         started = shown = time.monotonic()
         idle = 0
         step = getattr(self._core, "step_fn", self._core.step)
@@ -132,25 +128,7 @@ class Engine:
                 self.shutdown()
                 raise
             raise self._failed("extracting", error) from error
-        log.debug("extracted %d tokens in %.1f s", total, time.monotonic() - started)
-
-    def collect(self, prompts: Mapping[str, Sequence[int]], row_bytes: int) -> dict[str, list[Any]]:
-        """The captured states of finished requests: for each, one CPU tensor `[len(prompt), hidden_size]` a layer."""
-        collected: dict[str, list[Any]] = {}
-        batch: list[str] = []
-        size = 0
-        for number, (request, prompt) in enumerate(prompts.items(), 1):
-            batch.append(request)
-            size += len(prompt) * row_bytes
-            if size >= COLLECT_BYTES or number == len(prompts):
-                found = [reply for reply in self.call("eagle3compat_collect", batch) if reply is not None]
-                if len(found) != 1:
-                    raise WorkerNotAdaptedError(
-                        f"{len(found)} workers returned captured states where one should", "Run `eagle3compat doctor`."
-                    )
-                collected.update(found[0])
-                batch, size = [], 0
-        return collected
+        log.debug("extracted %d sequences in %.1f s", len(requests), time.monotonic() - started)
 
     def shutdown(self) -> None:
         """Stop the workers and release what they hold. No worker outlives it: one that does not end is killed."""

@@ -15,6 +15,8 @@ from typing import Any
 from ..errors import GeneratorDeadError
 from ..patcher import PATCHER
 from .core import Engine
+from .landed import Joined, Landed
+from .transport import Transport, chosen
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,12 @@ class Executor:
         self.layer_ids: list[int] = []
         self.pending: dict[str, Any] = {}
         self.finished: dict[str, Sequence[int]] = {}
+        self.landed: dict[int, Landed] = {}
         self._expectation = expectation
+        choice = chosen()
         self.engine = Engine(vllm_config, kv_share)
-        self._finalizer = weakref.finalize(self, self.engine.shutdown)  # also at exit, while modules are still whole
+        self.transport = Transport(self.engine, choice)
+        self._finalizer = weakref.finalize(self, close, self.engine, self.transport)  # also at exit
         _executors.add(self)
 
     @property
@@ -83,7 +88,12 @@ class Executor:
         """Run every request of `batch` to its end."""
         requests = {request: self.pending.pop(request) for request in batch.num_scheduled_tokens}
         prompts = {name: request.prompt_token_ids for name, request in requests.items()}
-        self.engine.run(requests, prompts)
+        self.transport.begin(prompts, len(set(self.layer_ids)))
+        try:
+            self.engine.run(requests)
+        except BaseException:
+            self.transport.abandon()
+            raise
         self.finished.update(prompts)
 
     def sample_tokens(self, _grammar: Any = None, **_options: Any) -> None:
@@ -93,19 +103,20 @@ class Executor:
         """Nothing left to do: the engine core has planned and allocated the KV cache."""
 
     def shutdown(self) -> None:
-        self.engine.shutdown()
+        close(self.engine, self.transport)
 
     def forget(self) -> None:
-        """Drop requests that an earlier call left behind when it failed."""
+        """Drop what an earlier call left behind when it failed."""
         self.pending.clear()
         self.finished.clear()
+        self.transport.abandon()
+        self.landed = {}
 
     def _captured(self) -> Any:
         prompts, self.finished = self.finished, {}
         distinct = list(dict.fromkeys(self.layer_ids))
-        model = self.vllm_config.model_config
-        row_bytes = model.get_hidden_size() * model.dtype.itemsize * len(distinct)
-        states = self.engine.collect(prompts, row_bytes)
+        states = self.transport.collect(prompts)
+        self.landed = {id(s.tensor): s for row in states.values() for s in row if isinstance(s, Landed)}
         order = [distinct.index(layer) for layer in self.layer_ids]
         asked = {request: [states[request][index] for index in order] for request in prompts}
         answer = self._expectation.assemble(list(prompts), asked)
@@ -154,10 +165,21 @@ def by_request(_order: list[str], states: dict[str, list[Any]]) -> dict[str, lis
 
 def by_layer(order: list[str], states: dict[str, list[Any]]) -> list[Any]:
     """A list of `[all tokens, hidden_size]`, one a layer, requests in input order."""
+    layers = len(next(iter(states.values()), []))
+    return [joined([states[request][layer] for request in order]) for layer in range(layers)]
+
+
+def joined(pieces: list[Any]) -> Any:
+    if all(isinstance(piece, Landed) for piece in pieces):
+        return Joined(pieces)
     import torch
 
-    layers = len(next(iter(states.values()), []))
-    return [torch.cat([states[request][layer] for request in order]) for layer in range(layers)]
+    return torch.cat([piece.cpu() for piece in pieces])
+
+
+def close(engine: Engine, transport: Transport) -> None:
+    engine.shutdown()
+    transport.close()
 
 
 V0_3 = Expectation(by_layer, listed=True)
