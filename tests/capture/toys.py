@@ -105,8 +105,8 @@ class Model(torch.nn.Module):
         super().__init__()
         self.model = base
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
+    def forward(self, input_ids: Any, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None) -> Any:
+        return self.model(input_ids, positions, inputs_embeds)
 
 
 def reference(base: Base, prompt: Sequence[int]) -> list[torch.Tensor]:
@@ -114,7 +114,7 @@ def reference(base: Base, prompt: Sequence[int]) -> list[torch.Tensor]:
     stream = base.embed.weight[torch.tensor(prompt)] + 0.1 * torch.arange(len(prompt))[:, None]
     streams = []
     for layer in base.layers:
-        stream = stream + torch.tanh(stream @ layer.weight)
+        stream = stream + layer.update(stream)
         streams.append(stream)
     return streams
 
