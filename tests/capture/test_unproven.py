@@ -49,7 +49,7 @@ class Skipping(Base):
     [
         (Scaled, "its forward returns something else than its final norm"),
         (NoNorm, "no final norm was seen after the last Pair"),
-        (Edited, r"layer 3 \(Pair\) returns \(tensor, tensor\), and no reading of it equals what enters the final norm"),
+        (Edited, r"layer 3 \(Pair\) returns \(tensor, tensor\), and no reading of it equals what enters the final"),
         (Skipping, r"its forward did not call layers \[0\]"),
     ],
 )

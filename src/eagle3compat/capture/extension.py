@@ -38,6 +38,7 @@ class HiddenStatesWorkerExtension:
             "source": source_digest(),
             "extension": type(self).__name__,
             "captures": recorder is not None and recorder.files,
+            **(recorder.found() if recorder else {}),
             "runner": recorder.rows.generation if recorder else None,
             "reading": recorder.how if recorder else None,
             "tokens_checked": recorder.checked_tokens if recorder else None,

@@ -65,6 +65,11 @@ class Recorder:
             return "vLLM's auxiliary hidden states"
         return " or ".join(dict.fromkeys(reading.name for reading in self.readings.values())) or None
 
+    def found(self) -> dict[str, Any]:
+        """The classes of the model, of the base model that runs its layers, and of these layers."""
+        layers = dict.fromkeys(type(layer).__name__ for layer in self.decoder.layers)
+        return {"model": self.model, "base": type(self.decoder.base).__name__, "kinds": list(layers)}
+
     def _install(self) -> None:
         layers, last = self.decoder.layers, len(self.decoder.layers) - 1
         for index in sorted({*self.layer_ids, last}):
@@ -95,7 +100,7 @@ class Recorder:
         if shape_of(output) != self._shapes[index]:
             raise UnprovenCaptureError(
                 self.model,
-                f"{self._layer(index)} returns {shape_of(output)}, and returned {self._shapes[index]} when it was proved",
+                f"{self._layer(index)} returns {shape_of(output)}, and returned {self._shapes[index]} when proved",
                 REMEDY,
             )
         return self.readings[index](output)

