@@ -8,6 +8,7 @@ written under the names of the hub's checkpoints.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
@@ -46,10 +47,10 @@ def build(family: Family, directory: Path) -> tuple[torch.nn.Module | None, dict
             write_checkpoint(family, directory)
         return None, {"missing": f"{type(error).__name__}: {error}"}
     fill(model, family)
-    model.to(torch.bfloat16).save_pretrained(directory)
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(directory)  # of the model itself, frequencies would suffer
     rename(family, directory / "model.safetensors")
     finish_config(family, directory)
-    return model.float(), {"model": type(model).__name__}
+    return model, {"model": type(model).__name__}
 
 
 def rename(family: Family, path: Path) -> None:
@@ -99,6 +100,7 @@ def fill(model: torch.nn.Module, family: Family) -> None:
             values = draw(name, parameter, family)
             if values is not None:
                 parameter.copy_(values)
+            parameter.copy_(parameter.to(torch.bfloat16))
 
 
 def draw(name: str, old: torch.Tensor, family: Family) -> torch.Tensor | None:

@@ -37,7 +37,7 @@ class Family:
 
     `architecture` is what config.json names. `text` is the configuration of the language model where that is a part of
     it, `drop` what it must not have. `renamed` are beginnings of weight names that transformers saves otherwise than
-    the hub has them, `files` what else vLLM reads of a model. `expert_gain` is the scale of what a routed expert writes,
+    the hub has them, `files` what else vLLM reads of it. `expert_gain` is the scale of what a routed expert writes,
     `embedding` that of token embeddings. `without` says why a family does not run on a device (`cpu`, `cuda`). `tap`
     names the norm that each layer's stream enters, for the reference from vLLM's own forward, and `tap_adds` says
     whether a residual that it is given is added.
