@@ -12,7 +12,7 @@ STAMP := .venv/.complete
 # vLLM and speculators, on each of which the real tests run.
 PAIRS := 0.11.0/0.3.0 0.11.0/0.4.0.1 0.16.0/0.3.0 0.16.0/0.4.0.1 0.32.0/0.3.0 0.32.0/0.4.0.1
 
-.PHONY: help venv demo test lint unit environments real docs-check bench clean
+.PHONY: help venv demo test lint unit environments real families docs-check bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -47,8 +47,13 @@ environments: $(STAMP)  ## make the environments with a real vLLM; the first tim
 real: environments  ## real vLLM releases: the contract suite, and extraction compared with transformers
 	$(BIN)/pytest tests/real -n 2 --dist loadgroup
 
-docs-check: $(STAMP)  ## docs/adapters.md is what the adapters say
+families: $(STAMP)  ## every model family that this machine can run, each layer compared with a reference
+	$(BIN)/python tools/families.py
+	$(BIN)/python tools/family_docs.py
+
+docs-check: $(STAMP)  ## docs/adapters.md and docs/families.md are what they are made from
 	$(BIN)/python tools/adapter_docs.py --check
+	$(BIN)/python tools/family_docs.py --check
 
 bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
 	@$(BIN)/python benchmarks/import_and_apply.py
