@@ -116,7 +116,8 @@ class Runner:
                 "model_path": str(folder / "model"), "layer_ids": list(range(count)), "max_model_len": 512,
                 "dtype": dtype, "edit": {"scheduler_config.max_num_batched_tokens": BUDGET},
                 "gpu_memory_utilization": 0.06, "model_impl": family.model_impl,
-                "start_method": "fork" if self.device == "cpu" else "",
+                # vLLM's CPU build does not start in a fork of a process that has numba, as image processors do
+                "start_method": "fork" if self.device == "cpu" and family.text is None else "",
             }  # fmt: skip
             prompts = json.loads(self.prompts.read_text())
             steps += [

@@ -6,7 +6,6 @@ an EAGLE-3 draft, counted from 1 where layer ids count from 0, because number k 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +13,8 @@ import torch
 
 from ..errors import UnprovenCaptureError
 from .decoder import Decoder
+from .marks import SETTER, marked
 from .streams import flat
-
-SETTER = "set_aux_hidden_state_layers"
-MARK = re.compile(r"(^|_)m?hc(_|$)|hyper_?connection|attn_res(_|$)")
-"""Names that such models give to the parts and settings of their streams."""
 
 REMEDY = "Use speculators' server path (0.5 or later), or a vLLM whose model of this name feeds EAGLE-3 drafts."
 
@@ -29,12 +25,8 @@ def has_many_streams(decoder: Decoder) -> bool:
 
 
 def _marked(module: torch.nn.Module) -> bool:
-    parts = {**module.__dict__, **module._modules, **module._parameters, **module._buffers}
-    return any(MARK.search(name) and _present(value) for name, value in parts.items())
-
-
-def _present(value: Any) -> bool:
-    return value is not None and (isinstance(value, (torch.Tensor, torch.nn.Module)) or bool(value))
+    parts = {**module._modules, **module._parameters, **module._buffers}
+    return marked({name: part is not None for name, part in parts.items()}) or marked(module.__dict__)
 
 
 class AuxiliaryStates:
