@@ -160,6 +160,7 @@ def qwen_files(processor: str, patch: int, video: str = "Qwen2VLVideoProcessor")
     }
 
 
+NO_VISION = {"cpu": "the environments of CPU builds have no torchvision, without which vLLM does not load its class"}
 MROPE: Config = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
 
 DENSE = [
@@ -350,13 +351,14 @@ MULTIMODAL = [
         {**VISION_IDS, "vision_config": {**QWEN_VISION, "out_hidden_size": HIDDEN, "fullatt_block_indexes": [1]},
          "tie_word_embeddings": False},
         text={"rope_parameters": {**MROPE, "type": "default"}}, files=qwen_files("Qwen2_5_VLProcessor", 14),
+        without=NO_VISION,
     ),
     Family(
         "qwen3_vl", "Qwen3-VL", "qwen3_vl", "Qwen3VLForConditionalGeneration",
         {**VISION_IDS, "vision_config": {**QWEN_VISION, "out_hidden_size": HIDDEN, "deepstack_visual_indexes": [0, 1],
                                          "num_position_embeddings": 64}, "tie_word_embeddings": False},
         text={"rope_parameters": {**MROPE, "mrope_interleaved": True}},
-        files=qwen_files("Qwen3VLProcessor", 16, "Qwen3VLVideoProcessor"),
+        files=qwen_files("Qwen3VLProcessor", 16, "Qwen3VLVideoProcessor"), without=NO_VISION,
     ),
 ]  # fmt: skip
 
