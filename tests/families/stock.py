@@ -44,6 +44,7 @@ READ: dict[str, tuple[str, str, str]] = {
     "qwen3_5": NO_PLAN,
     "kimi_linear": ("raises (KV cache plan)", "raises (KV cache plan)", "raises"),
     "nemotron_h": RAISES,
+    "nemotron_h_dense": RAISES,
     "qwen2_5_vl": SAME,
     "qwen3_vl": ("right for text",) * 3,
 }

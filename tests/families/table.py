@@ -125,6 +125,20 @@ VISION_IDS: Config = {
     "vision_start_token_id": 642,
     "vision_end_token_id": 643,
 }
+NEMOTRON: Config = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "n_groups": 1,
+    "ssm_state_size": 64,
+    "chunk_size": 64,
+    "expand": 2,
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 128,
+    "n_shared_experts": 1,
+    "layer_norm_epsilon": 1e-5,
+}
 KIMI_IMAGES: Config = {
     "in_patch_limit": 1024,
     "patch_size": 14,
@@ -335,12 +349,13 @@ HYBRIDS = [
     ),
     Family(
         "nemotron_h", "Nemotron-H", "nemotron_h", "NemotronHForCausalLM",
-        {
-            "layers_block_type": ["mamba", "moe", "attention", "mamba", "mlp", "moe"], "mamba_num_heads": 8,
-            "mamba_head_dim": 64, "n_groups": 1, "ssm_state_size": 64, "chunk_size": 64, "expand": 2,
-            "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
-            "moe_shared_expert_intermediate_size": 128, "n_shared_experts": 1, "layer_norm_epsilon": 1e-5,
-        },
+        {**NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "mamba", "mlp", "moe"]},
+        drop=("num_hidden_layers",), tap="norm",
+        without={"cpu": "vLLM's CPU build has no mixtures without a gate"},
+    ),
+    Family(
+        "nemotron_h_dense", "Nemotron-H without mixtures", "nemotron_h", "NemotronHForCausalLM",
+        {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention", "mamba", "attention", "mlp"]},
         drop=("num_hidden_layers",), tap="norm",
     ),
 ]  # fmt: skip
