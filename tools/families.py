@@ -98,7 +98,7 @@ class Runner:
         if self.device in family.without:
             record.update(outcome="not run", why=family.without[self.device])
             return
-        self.execute("reference", family, folder, slot, deadline, family.name, str(folder), str(self.prompts))
+        self.execute("reference", family, folder, slot, deadline, family.name, str(self.scratch), str(self.prompts))
         reference = json.loads((folder / "reference.json").read_text())
         record.update(versions=reference.pop("versions"), reference=reference)
         (folder / "plan.json").write_text(json.dumps(self.plan(family, folder)))

