@@ -245,7 +245,7 @@ MIXTURES = [
         "llama4", "Llama 4", "llama4_text", "Llama4ForCausalLM",
         {
             "num_local_experts": EXPERTS, "num_experts_per_tok": 1, "intermediate_size": 128,
-            "intermediate_size_mlp": INNER, "interleave_moe_layer_step": 2, "attention_chunk_size": 64,
+            "intermediate_size_mlp": INNER, "interleave_moe_layer_step": 2, "attention_chunk_size": 128,
             "no_rope_layer_interval": 3, "floor_scale": 64,
         },
     ),
