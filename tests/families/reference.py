@@ -19,6 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import reference
+from families import compare
 from families.build import build
 from families.table import FAMILIES, Family
 
@@ -57,9 +58,13 @@ def make(family: Family, folder: Path, prompts: list[list[int]]) -> None:
         model, had = build(family, folder / "model")
         found.update(had)
         if model is not None:
+            want = reference.streams_of(model, prompts)
             if "llama_4_scaling" in family.config:
+                plain = want
                 scale_queries(model, family.config["llama_4_scaling"])
-            torch.save(reference.streams_of(model, prompts), folder / "want.pt")
+                want = reference.streams_of(model, prompts)
+                found["without llama_4_scaling"] = compare.figures(plain, want)["worst"]
+            torch.save(want, folder / "want.pt")
     except Exception as error:  # noqa: BLE001  the runner goes on to the tap, and the evidence says why
         found["missing"] = f"{type(error).__name__}: {error}"
         traceback.print_exc()

@@ -303,6 +303,7 @@ LATENT = [
         transformers_class="Kimi_K25ForConditionalGeneration", expert_gain=0.4,
         renamed={
             "language_model.model.blocks.": "language_model.model.layers.", "model.mm_projector.": "mm_projector.",
+            "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
         },
         files={"preprocessor_config.json": {
             "media_proc_cfg": KIMI_IMAGES, "image_processor_type": "Kimi_K25ImageProcessor"}},
