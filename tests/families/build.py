@@ -31,7 +31,7 @@ READS = re.compile(r"(gate_proj|up_proj|gate_up_proj|input_linear|w1|w3)(\.weigh
 IMAGE_TOKENS = [f"<|{name}|>" for name in ("image_pad", "video_pad", "vision_start", "vision_end", "media_pad")]
 
 
-def build(family: Family, directory: Path) -> tuple[torch.nn.Module | None, dict[str, Any]]:
+def build(family: Family, directory: Path) -> tuple[Any, dict[str, Any]]:
     """Write the model; transformers' own with these weights, with its class (`model`) or why there is none (`missing`).
 
     transformers' own is in float32, with the bf16 values that were written.
@@ -72,14 +72,15 @@ def write_checkpoint(family: Family, directory: Path) -> None:
     save_file({n: w.to(torch.bfloat16) for n, w in weights.items()}, directory / "model.safetensors", {"format": "pt"})
 
 
-def make(family: Family) -> torch.nn.Module:
+def make(family: Family) -> Any:
     """The family's transformers model, in float32; raises AttributeError, KeyError or ImportError if it has none."""
     import transformers
 
     config = transformers.AutoConfig.for_model(family.model_type, **family.full_config)
     model_class = getattr(transformers, family.transformers_class or family.architecture)
     torch.manual_seed(0)
-    model: torch.nn.Module = model_class(config).float().eval()
+    model = model_class(config).float().eval()
+    model.set_attn_implementation("eager")  # the default leaves out what it has no kernel for (Gemma 2's soft cap)
     return model
 
 
