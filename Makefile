@@ -12,7 +12,7 @@ STAMP := .venv/.complete
 # vLLM and speculators, on each of which the real tests run.
 PAIRS := 0.11.0/0.3.0 0.11.0/0.4.0.1 0.16.0/0.3.0 0.16.0/0.4.0.1 0.32.0/0.3.0 0.32.0/0.4.0.1
 
-.PHONY: help venv demo test lint unit environments real docs-check surfaces bench bench-gpu clean
+.PHONY: help venv demo test lint unit environments real families docs-check surfaces bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -47,9 +47,14 @@ environments: $(STAMP)  ## make the environments with a real vLLM; the first tim
 real: environments  ## real vLLM releases: the contract suite, and extraction compared with transformers
 	$(BIN)/pytest tests/real -n 2 --dist loadgroup
 
-docs-check: $(STAMP)  ## docs/adapters.md and docs/releases.md are what adapters and the surface record say
+families: $(STAMP)  ## every model family that this machine can run, each layer compared with a reference
+	$(BIN)/python tools/families.py
+	$(BIN)/python tools/family_docs.py
+
+docs-check: $(STAMP)  ## the generated pages are what they are made from
 	$(BIN)/python tools/adapter_docs.py --check
 	$(BIN)/python tools/release_docs.py --check
+	$(BIN)/python tools/family_docs.py --check
 
 surfaces: $(STAMP)  ## make tests/surfaces anew from the package index, after a vLLM release or a change of clauses
 	$(BIN)/python tools/surface_record.py

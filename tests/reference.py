@@ -29,7 +29,11 @@ def streams(model_dir: str | Path, prompts: Sequence[Sequence[int]], dtype: str 
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval()
+    return streams_of(AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval(), prompts)
+
+
+def streams_of(model: Any, prompts: Sequence[Sequence[int]]) -> list[Streams]:
+    """The streams of each prompt in a loaded transformers model, as `streams` gives them."""
     layers = decoder_layers(model)
     last: list[torch.Tensor] = []
 

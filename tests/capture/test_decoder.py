@@ -80,6 +80,24 @@ def test_lists_within_the_layers_are_not_looked_at() -> None:
         find_decoder(inner, 2)
 
 
+@pytest.mark.parametrize(("layers", "norm"), [("h", "ln_f"), ("blocks", "norm_f"), ("layers", "final_layernorm")])
+def test_whatever_the_list_and_the_norm_are_called(layers: str, norm: str) -> None:
+    inner = base()
+    inner._modules[layers], inner._modules[norm] = inner._modules.pop("layers"), inner._modules.pop("norm")
+    found = find_decoder(Model(inner), LAYERS)
+    assert found.layers == list(inner._modules[layers])
+    assert norm in found.after
+
+
+def test_of_two_lists_the_larger_is_meant() -> None:
+    inner = base()
+    small = torch.nn.ModuleList(torch.nn.LayerNorm(2) for _ in range(LAYERS))
+    inner._modules = {"layer_norms": small, **inner._modules}
+    found = find_decoder(Model(inner), LAYERS)
+    assert found.layers == list(inner.layers)
+    assert "layer_norms" not in found.after
+
+
 @pytest.mark.parametrize("layers", [0, 3, 5])
 def test_the_lists_that_were_found_are_named(layers: int) -> None:
     with pytest.raises(UnprovenCaptureError, match=r"lists found: model\.layers \(4\)"):

@@ -53,8 +53,7 @@ def assert_right(runner: Runner, recorder: Recorder, asked: Sequence[int] = ASKE
 def test_streams_are_right(kind: Any, reading: str, generation: type[Runner]) -> None:
     runner, recorder = recording(model_of(kind), generation)
     runner.execute_model(step(whole()))
-    assert recorder.reading is not None
-    assert recorder.reading[0] == reading
+    assert recorder.how == reading
     assert_right(runner, recorder)
 
 
@@ -178,7 +177,7 @@ def test_duplicated_and_unsorted_layer_ids_are_kept_once_in_the_order_asked() ->
 def test_a_dummy_run_records_nothing_and_proves_nothing() -> None:
     runner, recorder = recording(model_of(Pair))
     runner.forward(whole())
-    assert recorder.reading is None
+    assert recorder.how is None
     with pytest.raises(ResultError, match="only 0 of 7 rows of req_0_2 were computed"):
         recorder.store.collect(list(PROMPTS))
 
@@ -187,7 +186,7 @@ def test_a_batch_of_others_is_left_alone() -> None:
     runner, recorder = recording(model_of(Pair))
     recorder.store.clear()
     runner.execute_model(step(whole()))
-    assert recorder.reading is None
+    assert recorder.how is None
 
 
 def test_what_the_model_returns_is_untouched() -> None:

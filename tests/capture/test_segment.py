@@ -81,7 +81,6 @@ def test_places_are_apart_and_leave_nothing_over() -> None:
 @pytest.mark.parametrize("killed", ["writer", "reader"])
 def test_a_killed_process_leaves_nothing(killed: str) -> None:
     """SIGKILL runs no handler: what the kernel does not take back stays. The survivor reads on."""
-    before = sorted(os.listdir("/dev/shm"))
     context = multiprocessing.get_context("fork")
     written = context.Event()
     if killed == "writer":
@@ -104,7 +103,7 @@ def test_a_killed_process_leaves_nothing(killed: str) -> None:
         Sheet(LAYOUT, data).places["c"][1] = values("c", 1)
         assert HERE in maps()
         del data
-    assert sorted(os.listdir("/dev/shm")) == before
+    assert not [name for name in os.listdir("/dev/shm") if "eagle3compat" in name], "memory that others use is theirs"
 
 
 def make_and_wait(pipe: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from toys import LAYERS, PROMPTS, Base, Keyed, Model, Pair, Single, Stale, WithNone, model_of, recording, step, whole
 
 from eagle3compat.errors import ResultError, UnprovenCaptureError
@@ -28,7 +29,7 @@ class Edited(Base):
     """Changes the stream between the last layer and the norm."""
 
     def finish(self, hidden: Any, residual: Any) -> Any:
-        return super().finish(hidden + 1, residual)
+        return super().finish(hidden * torch.arange(1, 9), residual)
 
 
 class Skipping(Base):
@@ -48,7 +49,7 @@ class Skipping(Base):
     [
         (Scaled, "its forward returns something else than its final norm"),
         (NoNorm, "no final norm was seen after the last Pair"),
-        (Edited, r"Pair returns \(tensor, tensor\), and no reading of it equals what enters the final norm"),
+        (Edited, r"layer 3 \(Pair\) returns \(tensor, tensor\), and no reading of it equals what enters the final"),
         (Skipping, r"its forward did not call layers \[0\]"),
     ],
 )
@@ -80,7 +81,7 @@ def test_layers_that_return_different_structures_are_refused_each_time(kinds: An
 
 def test_layers_that_return_something_unreadable_are_refused() -> None:
     runner, _recorder = recording(model_of(Keyed))
-    with pytest.raises(UnprovenCaptureError, match="Keyed returns dict"):
+    with pytest.raises(UnprovenCaptureError, match=r"layer 3 \(Keyed\) returns dict"):
         runner.execute_model(step(whole()))
 
 
@@ -100,10 +101,10 @@ def test_a_layer_that_runs_twice_in_one_forward_is_refused() -> None:
 
 
 def test_a_forward_without_positions_is_refused() -> None:
-    class Bare(Base):
+    class Bare(Model):
         def forward(self, input_ids: Any, where: Any) -> Any:  # type: ignore[override]
             return super().forward(input_ids, where)
 
-    runner, _recorder = recording(Model(Bare(*[Pair] * LAYERS)))
+    runner, _recorder = recording(Bare(Base(*[Pair] * LAYERS)))
     with pytest.raises(UnprovenCaptureError, match="gets no `positions`"):
         runner.execute_model(step(whole()))

@@ -64,11 +64,85 @@ class Keyed(Layer):
 
 
 class Norm(torch.nn.Module):
+    """Adds the residual that it is given, and norms."""
+
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         if residual is None:
             return torch.nn.functional.layer_norm(x, (HIDDEN,))
         total = x + residual
         return torch.nn.functional.layer_norm(total, (HIDDEN,)), total
+
+
+class Deaf(Norm):
+    """Is given a residual, and ignores it (Cohere)."""
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        normed = super().forward(x)
+        return normed if residual is None else (normed, residual)
+
+
+class Normed(Layer):
+    """Norms the stream before it reads it, as nearly all models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = Norm()
+
+    def update(self, stream: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.nn.functional.layer_norm(stream, (HIDDEN,)) @ self.weight)
+
+    def added(self, hidden: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What this layer adds to the stream, and the stream."""
+        if residual is None:
+            return torch.tanh(self.input_layernorm(hidden) @ self.weight), hidden
+        normed, stream = self.input_layernorm(hidden, residual)
+        return torch.tanh(normed @ self.weight), stream
+
+
+class NormedPair(Normed):
+    """`(hidden, residual)`, still to be added up."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        return self.added(hidden, residual)
+
+
+class Settled(Normed):
+    """`(stream, None)`, whatever it was given."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        update, stream = self.added(hidden, residual)
+        return stream + update, None
+
+
+class Bare(Settled):
+    """The stream itself, whatever it was given."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        return super().forward(positions, hidden, residual)[0]
+
+
+class Triple(Normed):
+    """`(hidden, something else, residual)`, and the next layer takes the first and the last (Kimi-Linear)."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        update, stream = self.added(hidden, residual)
+        return update, torch.ones_like(update), stream
+
+
+class Share(Normed):
+    """`(one rank's share of hidden, residual)`: the sum over the ranks is left to the layer after it."""
+
+    def forward(self, positions: Any, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        update, stream = self.added(hidden if residual is None else summed(hidden), residual)
+        return update / RANKS, stream
+
+
+RANKS = 2
+
+
+def summed(share: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks of which each has the same share."""
+    return share * RANKS
 
 
 class Base(torch.nn.Module):
@@ -87,7 +161,7 @@ class Base(torch.nn.Module):
         hidden, residual = embedded + 0.1 * flat[:, None], None
         for layer in self.layers:
             output = layer(positions, hidden, residual)
-            hidden, residual = output if isinstance(output, tuple) else (output, None)
+            hidden, *_, residual = output if isinstance(output, tuple) else (output, None)
             if isinstance(hidden, dict):
                 hidden = hidden["hidden"]
         return self.finish(hidden, residual)
@@ -95,7 +169,7 @@ class Base(torch.nn.Module):
     def finish(self, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
         if residual is None or isinstance(self.layers[-1], Stale):
             return self.norm(hidden)
-        return self.norm(hidden, residual)[0]
+        return self.norm(summed(hidden) if isinstance(self.layers[-1], Share) else hidden, residual)[0]
 
 
 class Model(torch.nn.Module):
@@ -105,8 +179,8 @@ class Model(torch.nn.Module):
         super().__init__()
         self.model = base
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
+    def forward(self, input_ids: Any, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None) -> Any:
+        return self.model(input_ids, positions, inputs_embeds)
 
 
 def reference(base: Base, prompt: Sequence[int]) -> list[torch.Tensor]:
@@ -114,7 +188,7 @@ def reference(base: Base, prompt: Sequence[int]) -> list[torch.Tensor]:
     stream = base.embed.weight[torch.tensor(prompt)] + 0.1 * torch.arange(len(prompt))[:, None]
     streams = []
     for layer in base.layers:
-        stream = stream + torch.tanh(stream @ layer.weight)
+        stream = stream + layer.update(stream)
         streams.append(stream)
     return streams
 

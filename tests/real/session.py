@@ -53,17 +53,22 @@ class Session:
         return eagle3compat.status().as_dict()
 
     def load(
-        self, dtype: str = "auto", edit: dict[str, Any] | None = None, start_method: str = "", **arguments: Any
+        self,
+        dtype: str = "auto",
+        edit: dict[str, Any] | None = None,
+        start_method: str = "",
+        model_impl: str = "auto",
+        **arguments: Any,
     ) -> dict[str, Any]:
         """Make a generator.
 
         `dtype` stands in for stock's "auto": in float32 two implementations agree so closely that a wrong row or layer
         cannot hide in rounding. `edit` changes finished config values, by dotted name. `start_method` overrides what
-        the CPU platform sets while the config is built.
+        the CPU platform sets while the config is built. `model_impl` is vLLM's own argument of that name.
         """
         started = time.monotonic()
         generator = edited(self.stock(), edit or {}, start_method)
-        with dtype_of(dtype):
+        with model_fields({"dtype": dtype, "model_impl": model_impl}):
             self.generator = generator(**arguments)
         return {
             "seconds": time.monotonic() - started,
@@ -177,13 +182,14 @@ def edited(generator: Any, edit: dict[str, Any], start_method: str) -> Any:
 
 
 @contextmanager
-def dtype_of(dtype: str) -> Iterator[None]:
-    """Within, the module of the stock class gives vLLM this dtype in place of "auto"."""
+def model_fields(fields: dict[str, Any]) -> Iterator[None]:
+    """Within, the module of the stock class gives vLLM's ModelConfig these fields, where they are not "auto"."""
     names = sys.modules[GENERATOR].__dict__
     original = names["ModelConfig"]
-    if dtype != "auto":
+    changed = {name: value for name, value in fields.items() if value != "auto"}
+    if changed:
         wrapper = functools.wraps(original)  # a replacement that does not show what it wraps is refused
-        names["ModelConfig"] = wrapper(lambda **fields: original(**{**fields, "dtype": dtype}))
+        names["ModelConfig"] = wrapper(lambda **given: original(**{**given, **changed}))
     try:
         yield
     finally:

@@ -22,8 +22,9 @@ class Decoder:
 
 
 def find_decoder(model: torch.nn.Module, num_layers: int) -> Decoder:
-    """The innermost module that owns a list of `num_layers` decoder layers.
+    """The outermost module that owns a list of `num_layers` decoder layers, whatever the list is called.
 
+    Of several such lists in one module the largest is meant: a model may keep a norm or a projection a layer besides.
     A multimodal wrapper is first asked for its language model (vLLM's `get_language_model`), so that a vision tower
     with as many layers is not mistaken for it.
     """
@@ -34,15 +35,19 @@ def find_decoder(model: torch.nn.Module, num_layers: int) -> Decoder:
     queue: deque[tuple[str, torch.nn.Module]] = deque([("", root)])
     while queue:
         path, module = queue.popleft()
+        fitting = []
         for child_name, child in module.named_children():
             here = f"{path}.{child_name}" if path else child_name
             if isinstance(child, torch.nn.ModuleList):
                 seen.append(f"{here} ({len(child)})")
                 if len(child) == num_layers and len(child) > 0:
-                    others = {n: c for n, c in module.named_children() if c is not child}
-                    return Decoder(module, path or type(module).__name__, list(child), others)
+                    fitting.append(child)
             else:
                 queue.append((here, child))
+        if fitting:
+            layers = max(fitting, key=lambda child: sum(weight.numel() for weight in child.parameters()))
+            others = {n: c for n, c in module.named_children() if not isinstance(c, torch.nn.ModuleList)}
+            return Decoder(module, path or type(module).__name__, list(layers), others)
     raise UnprovenCaptureError(
         name,
         f"no list of {num_layers} decoder layers was found in it (lists found: {', '.join(seen) or 'none'})",

@@ -28,19 +28,20 @@ apply(strict=False)
 class HiddenStatesWorkerExtension:
     """What the stock generator calls in a worker by name, and what the driver of this library calls."""
 
-    _eagle3compat_recorder: Recorder | None
+    _eagle3compat_recorder: Recorder
 
     def eagle3compat_attest(self) -> dict[str, Any]:
         """What is in place in this worker process: plain data."""
-        recorder = getattr(self, "_eagle3compat_recorder", None)
+        recorder: Recorder | None = getattr(self, "_eagle3compat_recorder", None)
         return {
             "rank": getattr(self, "rank", None),
             "pid": os.getpid(),
             "source": source_digest(),
             "extension": type(self).__name__,
-            "captures": recorder is not None,
+            "captures": recorder is not None and recorder.files,
+            **(recorder.found() if recorder else {}),
             "runner": recorder.rows.generation if recorder else None,
-            "reading": recorder.reading[0] if recorder and recorder.reading else None,
+            "reading": recorder.how if recorder else None,
             "tokens_checked": recorder.checked_tokens if recorder else None,
             "adapters": {outcome.adapter: outcome.status.value for outcome in status()},
         }
@@ -61,25 +62,30 @@ class HiddenStatesWorkerExtension:
 
     def _setup_hidden_states_capture(self, layer_ids: Sequence[int]) -> None:
         """Capture these decoder layers (0-based; the output of the layer, before any later norm) from now on."""
-        from vllm.distributed import get_tp_group
+        from vllm.distributed import get_tp_group, tensor_model_parallel_all_reduce
 
         worker: Any = self
         num_layers = int(worker.model_config.hf_text_config.num_hidden_layers)
-        if get_tp_group().rank_in_group == 0:
-            self._eagle3compat_recorder = Recorder(worker.model_runner, num_layers, layer_ids)
-        else:
-            self._eagle3compat_recorder = None
+        ranks, sums = get_tp_group().world_size, {}
+
+        def agree(distances: list[float]) -> list[float]:
+            shares = torch.tensor(distances, device=worker.device)
+            return [float(share) / ranks for share in tensor_model_parallel_all_reduce(shares)]
+
+        if ranks > 1:
+            sums = {"reduce": tensor_model_parallel_all_reduce, "agree": agree}
+        files = get_tp_group().rank_in_group == 0
+        self._eagle3compat_recorder = Recorder(worker.model_runner, num_layers, layer_ids, files, **sums)
 
     def _reset_capture(self) -> None:
         """Forget what was captured."""
         if not hasattr(self, "_eagle3compat_recorder"):
             raise RuntimeError("_reset_capture was called before _setup_hidden_states_capture: set up first")
-        if self._eagle3compat_recorder is not None:
-            self._eagle3compat_recorder.store.clear()
+        self._eagle3compat_recorder.store.clear()
 
     def eagle3compat_attach(self, address: Address | None) -> str:
         """Use this shared memory for captured rows from now on; why that can't be, or nothing when it can."""
-        if self._eagle3compat_recorder is None:
+        if not self._eagle3compat_recorder.files:
             return ""
         try:
             self._eagle3compat_recorder.store.attach(address)
@@ -89,11 +95,11 @@ class HiddenStatesWorkerExtension:
 
     def eagle3compat_begin(self, prompts: Mapping[str, Sequence[int]], layout: Layout | None = None) -> None:
         """Expect these requests, request id to token ids; their rows go to attached memory where `layout` says so."""
-        if self._eagle3compat_recorder is not None:
-            self._eagle3compat_recorder.store.begin(prompts, layout)
+        self._eagle3compat_recorder.store.begin(prompts, layout)
 
     def eagle3compat_collect(self, requests: Sequence[str]) -> dict[str, list[torch.Tensor | int]] | None:
         """Hand over these requests, see Store.collect; None off rank 0."""
-        if self._eagle3compat_recorder is None:
+        if not self._eagle3compat_recorder.files:
+            self._eagle3compat_recorder.store.clear()
             return None
         return self._eagle3compat_recorder.store.collect(requests)

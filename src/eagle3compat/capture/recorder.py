@@ -10,141 +10,220 @@ import torch
 
 from ..errors import UnprovenCaptureError
 from .decoder import Decoder, find_decoder
+from .manystreams import AuxiliaryStates, has_many_streams
+from .proof import Agree, FirstCall, Normed, decide, is_norm
 from .rows import RowReader, Step
 from .store import Piece, Store
-from .streams import REMEDY, Reading, decide, distance, entering, flat, kept, shape_of, tolerance
+from .streams import REMEDY, Reading, Reduce, distance, first_of, flat, kept, shape_of, tolerance
 
 
 class Recorder:
     """Hooks on the decoder layers of one worker's model.
 
-    Only tensor-parallel rank 0 captures: what a layer returns is whole on every rank. The first batch proves the
-    reading of the layers' return values against the final norm, and raises UnprovenCaptureError otherwise.
+    The first batch proves, layer by layer, how what it returns is to be read, and raises UnprovenCaptureError
+    otherwise. Tensor-parallel rank 0 files what it captures; the others follow (`files=False`), because some models
+    leave a layer's sum over the ranks to the layer after it, and that sum takes all ranks: `reduce` makes it, and
+    `agree` makes all ranks decide alike.
     """
 
-    def __init__(self, runner: Any, num_layers: int, layer_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        num_layers: int,
+        layer_ids: Sequence[int],
+        files: bool = True,
+        reduce: Reduce | None = None,
+        agree: Agree | None = None,
+    ) -> None:
         self.layer_ids = tuple(layer_ids)
         self.decoder: Decoder = find_decoder(runner.model, num_layers)
         self.model = type(runner.model).__name__
         self.rows = RowReader(runner)
         self.store = Store(layer_ids)
-        self.reading: tuple[str, Reading] | None = None
+        self.readings: dict[int, Reading] = {}
         self.checked_tokens = True
-        self._shape = ""
+        self.files, self._reduce, self._agree = files, reduce, agree
+        self._proved = False
         self._step: Step | None = None
         self._pieces: list[Piece] = []
         self._seen: set[int] = set()
-        self._last: Any = None
-        self._norm: tuple[torch.Tensor, Any] | None = None
-        self._forward = self.decoder.base.forward
-        self._parameters = inspect.signature(self._forward)
-        self.decoder.base.forward = self._around_forward
-        for index in sorted(set(layer_ids)):
-            self.decoder.layers[index].register_forward_hook(self._layer_hook(index))
-        self._proof = self._install_proof()
+        self._shapes: dict[int, str] = {}
+        self._outputs: dict[int, Any] = {}
+        self._hooks: dict[int, Any] = {}
+        self._arguments: Mapping[str, Any] = {}
+        self._parameters = inspect.signature(runner.model.forward)
+        self._base_forward, self.decoder.base.forward = self.decoder.base.forward, self._around_base
+        self._forward, runner.model.forward = runner.model.forward, self._around_forward
+        self._auxiliary: AuxiliaryStates | None = None
+        if has_many_streams(self.decoder):
+            self._auxiliary, self._proved = AuxiliaryStates(runner.model, self.model, layer_ids), True
+        else:
+            self._install()
+
+    @property
+    def how(self) -> str | None:
+        """How layers are read, for people; None before the first batch."""
+        if self._auxiliary is not None:
+            return "vLLM's auxiliary hidden states"
+        return " or ".join(dict.fromkeys(reading.name for reading in self.readings.values())) or None
+
+    def found(self) -> dict[str, Any]:
+        """The classes of the model, of the base model that runs its layers, and of these layers."""
+        layers = dict.fromkeys(type(layer).__name__ for layer in self.decoder.layers)
+        return {"model": self.model, "base": type(self.decoder.base).__name__, "kinds": list(layers)}
+
+    def _install(self) -> None:
+        layers, last = self.decoder.layers, len(self.decoder.layers) - 1
+        for index in sorted({*self.layer_ids, last}):
+            self._hooks[index] = layers[index].register_forward_hook(self._layer_hook(index))
+        self._final = FirstCall(self.decoder.after.values(), after=layers[last])
+        self._next = {index: FirstCall(layers[index + 1].children()) for index in set(self.layer_ids) - {last}}
+
+    def _watch(self, step: Step | None) -> None:
+        """Record this step from now on; None: nothing."""
+        self._step = step
+        if not self._proved:
+            for watch in (self._final, *self._next.values()):
+                watch.close() if step is None else watch.reset()
 
     def _layer_hook(self, index: int) -> Any:
         def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:
             if self._step is None:
                 return
-            if index in self._seen:
+            if index in self._seen or index in self._outputs:
                 raise UnprovenCaptureError(self.model, f"its forward calls layer {index} more than once", REMEDY)
-            self._seen.add(index)
-            if self.reading is None:  # the first batch: kept whole until the last layer has told how to read it
-                self._unread[index] = kept(output)
-            else:
-                self._put(index, self._step, output)
+            if self._proved:
+                self._put(index, self._step, self._read(index, output))
+            else:  # the first batch: kept whole until the norm after it has told how to read it
+                self._outputs[index] = kept(output)
 
         return hook
 
-    def _put(self, index: int, step: Step, output: Any) -> None:
-        """File what the layer returned, read as was proved."""
-        assert self.reading is not None
-        if shape_of(output) != self._shape:
-            raise self._unproven(index, output)
-        self.store.put(index, step, self._pieces, flat(self.reading[1](output)))
+    def _read(self, index: int, output: Any) -> torch.Tensor:
+        if shape_of(output) != self._shapes[index]:
+            raise UnprovenCaptureError(
+                self.model,
+                f"{self._layer(index)} returns {shape_of(output)}, and returned {self._shapes[index]} when proved",
+                REMEDY,
+            )
+        return self.readings[index](output)
 
-    def _unproven(self, index: int, output: Any) -> UnprovenCaptureError:
-        return UnprovenCaptureError(
-            self.model,
-            f"layer {index} ({type(self.decoder.layers[index]).__name__}) returns {shape_of(output)}, "
-            f"the last layer {self._shape}: what holds for one is not proved for the other",
-            REMEDY,
-        )
+    def _put(self, index: int, step: Step, stream: torch.Tensor) -> None:
+        """Send what a layer's stream holds of the prompts on its way."""
+        self._seen.add(index)
+        if self.files:
+            self.store.put(index, step, self._pieces, flat(stream))
 
-    def _install_proof(self) -> list[Any]:
-        self._unread: dict[int, Any] = {}
-        handles = [self.decoder.layers[-1].register_forward_hook(self._on_last_layer)]
-        for module in self.decoder.after.values():
-            handles.append(module.register_forward_pre_hook(self._before_child))
-            handles.append(module.register_forward_hook(self._after_child))
-        return handles
+    def _layer(self, index: int) -> str:
+        return f"layer {index} ({type(self.decoder.layers[index]).__name__})"
 
-    def _on_last_layer(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
-        if self._step is not None:
-            self._last = kept(output)
+    def _prove(self, returned: Any, total: int) -> dict[int, torch.Tensor]:
+        """Decide how each layer is to be read, once, on the first real batch; its streams by layer id.
 
-    def _before_child(self, _module: torch.nn.Module, args: Any) -> None:
-        if self._step is not None and self._last is not None and self._norm is None:
-            stream = entering(args)
-            if stream is not None:
-                self._norm = (stream, None)
-
-    def _after_child(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
-        if self._step is not None and self._norm is not None and self._norm[1] is None:
-            self._norm = (self._norm[0], output[0] if isinstance(output, (tuple, list)) else output)
-
-    def _prove(self, returned: Any, total: int) -> None:
-        """Decide how layers are to be read, once, on the first real batch; rows past `total` are padding."""
-        layer = type(self.decoder.layers[-1]).__name__
-        if self._norm is None or not isinstance(self._norm[1], torch.Tensor):
-            raise UnprovenCaptureError(self.model, f"no final norm was seen after the last {layer}", REMEDY)
-        entered, normed = self._norm
-        first = returned[0] if isinstance(returned, (tuple, list)) else returned
-        if not isinstance(first, torch.Tensor) or not (
-            distance(flat(normed)[:total], flat(first)[:total]) <= tolerance(entered.dtype)
-        ):
-            raise UnprovenCaptureError(self.model, "its forward returns something else than its final norm", REMEDY)
-        self.reading = decide(self.model, layer, self._last, entered, total)
-        self._shape = shape_of(self._last)
-        for handle in self._proof:
-            handle.remove()
-
-    def _around_forward(self, *args: Any, **kwargs: Any) -> Any:
-        step = self.rows.step()
-        if step is None or not self.store.expects(step):
-            return self._forward(*args, **kwargs)
-        self._forget_step()
-        self._pieces = self._pieces_of(step, self._parameters.bind(*args, **kwargs).arguments)
-        self._step = step
-        try:
-            returned = self._forward(*args, **kwargs)
-        finally:
-            self._step = None
-        if self.reading is None:
-            self._prove(returned, step.total)
-            for index, output in self._unread.items():
-                self._put(index, step, output)
-        missing = [index for index in self.store.layer_ids if index not in self._seen]
+        Rows past `total` are padding.
+        """
+        last = len(self.decoder.layers) - 1
+        missing = sorted({*self.layer_ids, last} - set(self._outputs))
         if missing:
             raise UnprovenCaptureError(self.model, f"its forward did not call layers {missing}", REMEDY)
-        self.store.end_step()
-        self._forget_step()
+        final = self._final_norm(first_of(returned), type(self.decoder.layers[last]).__name__, total)
+        sums: dict[str, Any] = {"total": total, "reduce": self._reduce, "agree": self._agree}
+        proved = {last: decide(self.model, self._layer(last), self._outputs[last], final, **sums)}
+        for index, output in self._outputs.items():
+            seen = None if index == last else self._next[index].normed
+            if seen is not None and is_norm(seen.norm) and seen.normed.shape == final[0].normed.shape:
+                where = f"the next layer's {type(seen.norm).__name__}"
+                proved[index] = decide(self.model, self._layer(index), output, [seen], where, **sums)
+            elif self._kind(index) != self._kind(last):
+                raise UnprovenCaptureError(
+                    self.model,
+                    f"{self._layer(index)} returns {shape_of(output)}, the last layer {shape_of(self._outputs[last])}: "
+                    "what holds for one is not proved for the other",
+                    REMEDY,
+                )
+            else:
+                proved[index] = proved[last]
+        return self._adopt(proved)
+
+    def _adopt(self, proved: Mapping[int, Reading]) -> dict[int, torch.Tensor]:
+        self.readings = {index: proved[index] for index in sorted(set(self.layer_ids))}
+        self._shapes = {index: shape_of(output) for index, output in self._outputs.items()}
+        self._proved = True
+        for watch in (self._final, *self._next.values()):
+            watch.remove()
+        for index, hook in self._hooks.items():
+            if index not in self.readings or not (self.files or self.readings[index].reduce):
+                hook.remove()
+        streams = {index: reading(self._outputs[index]) for index, reading in self.readings.items()}
+        self._outputs = {}
+        return streams
+
+    def _kind(self, index: int) -> tuple[type, str]:
+        return type(self.decoder.layers[index]), shape_of(self._outputs[index])
+
+    def _final_norm(self, returned: Any, layer: str, total: int) -> list[Normed]:
+        """The final norm, with what the model's forward returned as its result.
+
+        It is the module that was called first after the last layer. Where none was called, because a kernel does its
+        work together with a sum over the ranks, it is one of the base model's norms.
+        """
+        if not isinstance(returned, torch.Tensor):
+            raise UnprovenCaptureError(self.model, f"its forward returns {type(returned).__name__}", REMEDY)
+        seen = self._final.normed
+        if seen is not None:
+            if not distance(flat(seen.normed)[:total], flat(returned)[:total]) <= tolerance(returned.dtype):
+                raise UnprovenCaptureError(self.model, "its forward returns something else than its final norm", REMEDY)
+            return [seen]
+        norms = [Normed(module, returned) for module in self.decoder.after.values() if is_norm(module)]
+        if not norms or self._reduce is None:
+            raise UnprovenCaptureError(self.model, f"no final norm was seen after the last {layer}", REMEDY)
+        return norms
+
+    def _around_base(self, *args: Any, **kwargs: Any) -> Any:
+        step = self.rows.step()
+        if step is None or not self.store.expects(step):
+            if self._auxiliary is None:
+                return self._base_forward(*args, **kwargs)
+            return self._auxiliary.without(self._base_forward(*args, **kwargs))
+        self._outputs, self._seen = {}, set()
+        self._pieces = self._pieces_of(step) if self.files else []
+        self._watch(step)
+        try:
+            returned = self._base_forward(*args, **kwargs)
+        finally:
+            self._watch(None)
+        streams: Mapping[int, torch.Tensor] = {}
+        if self._auxiliary is not None:
+            returned, streams = self._auxiliary.split(returned, step.total)
+        elif not self._proved:
+            streams = self._prove(returned, step.total)
+        for index, stream in streams.items():
+            self._put(index, step, stream)
+        self._end_step()
         return returned
 
-    def _forget_step(self) -> None:
-        self._pieces, self._last, self._norm = [], None, None
-        self._seen.clear()
-        self._unread.clear()
+    def _end_step(self) -> None:
+        missing = [index for index in self.store.layer_ids if index not in self._seen]
+        if self.files and missing:
+            raise UnprovenCaptureError(self.model, f"its forward did not call layers {missing}", REMEDY)
+        self._pieces = []
+        self.store.end_step()
 
-    def _pieces_of(self, step: Step, arguments: Mapping[str, Any]) -> list[Piece]:
+    def _around_forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._arguments = self._parameters.bind(*args, **kwargs).arguments
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            self._arguments = {}
+
+    def _pieces_of(self, step: Step) -> list[Piece]:
         """Where the step's rows belong, from what the forward is given: known before the first layer runs."""
-        positions = arguments.get("positions")
+        positions = self._arguments.get("positions")
         if not isinstance(positions, torch.Tensor):
             raise UnprovenCaptureError(self.model, "its forward gets no `positions`, so rows cannot be placed", REMEDY)
         if positions.dim() > 1:  # multimodal rotary positions [3, rows]: for text all three are the same
             positions = positions[0]
-        tokens = arguments.get("input_ids")
+        tokens = self._arguments.get("input_ids")
         if not isinstance(tokens, torch.Tensor):
             tokens, self.checked_tokens = None, False
         return self.store.pieces(

@@ -1,21 +1,21 @@
-"""What a decoder layer's residual stream is, decided from what the layer returns and proved by the final norm.
+"""The ways in which a decoder layer's return value can be read as its residual stream.
 
 vLLM's decoder layers return `(hidden, residual)` with the sum still to be taken, or the stream itself, or
-`(hidden, None)`; some return a residual that is already contained in `hidden`. The model itself knows: what it hands to
-its final norm is the stream of the last layer. So the reading of a layer's return value is the one under which the last
-layer's stream equals what enters the final norm, and the norm's result is what the model's forward returned.
+`(hidden, None)`; some return a residual that is already contained in `hidden`, some put other tensors between the two,
+and some leave the sum over tensor-parallel ranks to whatever comes next. Which reading is right, `proof` decides.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..errors import UnprovenCaptureError
-
-Reading = Callable[[Any], torch.Tensor]
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+"""Sums a tensor over the tensor-parallel ranks, which must all call it."""
 
 REMEDY = (
     "Nothing was returned. Open an issue with the model's name; "
@@ -23,18 +23,47 @@ REMEDY = (
 )
 
 
-def _first(output: Any) -> torch.Tensor:
-    first = output[0] if isinstance(output, (tuple, list)) else output
-    stream: torch.Tensor = first.clone()  # later layers may write into it
-    return stream
+@dataclass(frozen=True)
+class Reading:
+    """The stream is the sum of the tensors at `items` of what a layer returns; the first may be one rank's share."""
+
+    items: tuple[int, ...]
+    reduce: Reduce | None = None
+
+    @property
+    def name(self) -> str:
+        names = [{0: "hidden", 1: "residual"}.get(item, f"item {item}") for item in self.items]
+        if self.reduce is not None:
+            names[0] = f"all-reduced {names[0]}"
+        return " + ".join(names)
+
+    def __call__(self, output: Any) -> torch.Tensor:
+        """A copy, `[..., hidden_size]`: later layers may write into what a layer returned."""
+        parts = [output[item] for item in self.items] if isinstance(output, (tuple, list)) else [output]
+        stream: torch.Tensor = parts[0] if self.reduce is None else self.reduce(parts[0].clone())
+        if len(parts) == 1 and self.reduce is None:
+            stream = stream.clone()
+        for part in parts[1:]:
+            stream = stream + part
+        return stream
 
 
-def _sum(output: Any) -> torch.Tensor:
-    stream: torch.Tensor = output[0] + output[1]
-    return stream
+def readings_of(output: Any, reduce: Reduce | None = None) -> list[Reading]:
+    """The ways in which a layer's return value can be read, likeliest first; empty when there is none.
 
-
-READINGS: dict[str, Reading] = {"hidden + residual": _sum, "hidden": _first}
+    `reduce` is given where there are tensor-parallel ranks to sum over.
+    """
+    if isinstance(output, torch.Tensor):
+        items: list[tuple[int, ...]] = [(0,)]
+    elif isinstance(output, (tuple, list)) and output and isinstance(output[0], torch.Tensor):
+        alike = [i for i, part in enumerate(output) if isinstance(part, torch.Tensor) and part.shape == output[0].shape]
+        items = [*itertools.combinations(alike, 2), *((item,) for item in alike)]
+    else:
+        return []
+    readings = [Reading(item) for item in items]
+    if reduce is not None:
+        readings += [Reading(item, reduce) for item in items if item[0] == 0]
+    return readings
 
 
 def kept(output: Any) -> Any:
@@ -64,15 +93,9 @@ def _part(part: Any, first: Any) -> str:
     return "None" if part is None else type(part).__name__
 
 
-def readings_of(output: Any) -> dict[str, Reading]:
-    """The ways in which a layer's return value can be read, likeliest first; empty when there is none."""
-    if isinstance(output, torch.Tensor):
-        return {"hidden": _first}
-    if isinstance(output, (tuple, list)) and output and isinstance(output[0], torch.Tensor):
-        if len(output) > 1 and isinstance(output[1], torch.Tensor) and output[1].shape == output[0].shape:
-            return READINGS
-        return {"hidden": _first}
-    return {}
+def first_of(output: Any) -> Any:
+    """The first item of a tuple or list, or the value itself: `norm(x, residual)` and models return either."""
+    return output[0] if isinstance(output, (tuple, list)) and output else output
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -89,16 +112,6 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(relative.max().item())
 
 
-def entering(args: tuple[Any, ...]) -> torch.Tensor | None:
-    """The stream that enters a norm called as `norm(x)` or `norm(x, residual)`; None for anything else."""
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if not tensors:
-        return None
-    if len(tensors) > 1 and tensors[1].shape == tensors[0].shape:
-        return tensors[0] + tensors[1]
-    return tensors[0].clone()
-
-
 def tolerance(dtype: torch.dtype) -> float:
     """How far two computations of one sum may lie apart: a few roundings of `dtype`."""
     return 4 * float(torch.finfo(dtype).eps)
@@ -107,27 +120,3 @@ def tolerance(dtype: torch.dtype) -> float:
 def flat(stream: torch.Tensor) -> torch.Tensor:
     """`[rows, hidden_size]`, whatever batch dimensions there are."""
     return stream.reshape(-1, stream.shape[-1])
-
-
-def decide(
-    model: str, layer: str, output: Any, entered: torch.Tensor, total: int | None = None
-) -> tuple[str, Reading]:
-    """The reading of the last layer's `output` that gives the stream which `entered` the final norm.
-
-    Only the first `total` rows are compared; the others are padding.
-    """
-    distances = {}
-    readings = readings_of(output)
-    for name, reading in readings.items():
-        distances[name] = distance(flat(reading(output))[:total], flat(entered)[:total])
-    # The closest, not the first that is close enough: a residual may be small beside the stream.
-    closest = min(distances, key=distances.__getitem__, default="")
-    if closest and distances[closest] <= tolerance(entered.dtype):
-        return closest, readings[closest]
-    tried = ", ".join(f"{name}: off by a factor of {value:.2g}" for name, value in distances.items())
-    raise UnprovenCaptureError(
-        model,
-        f"{layer} returns {shape_of(output)}, and no reading of it equals what enters the final norm "
-        f"({tried or 'none fits'})",
-        REMEDY,
-    )

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..capture import EXTENSION
+from ..capture.marks import refuse_before_load
 from ..errors import GeneratorDeadError, WorkerError, WorkerNotAdaptedError
 from ..faults import FaultLog
 from ..report import source_digest
@@ -33,8 +34,8 @@ class Engine:
     """One engine core with its workers.
 
     `vllm_config` is a finished VllmConfig; `kv_share` the share of free accelerator memory that the KV cache takes.
-    Raises WorkerNotAdaptedError before anything is started when the workers would not capture, and WorkerError when a
-    worker fails to start.
+    Raises WorkerNotAdaptedError and UnprovenCaptureError before anything is started when the workers would not or could
+    not capture, and WorkerError when a worker fails to start.
     """
 
     def __init__(self, vllm_config: Any, kv_share: float) -> None:
@@ -49,6 +50,7 @@ class Engine:
                 "Call apply() last, or do not skip it.",
             )
 
+        refuse_before_load(vllm_config.model_config)
         started: list[Any] = []
 
         class ExtractionExecutor(MultiprocExecutor):  # type: ignore[misc]

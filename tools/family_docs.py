@@ -1,0 +1,132 @@
+"""Writes docs/families.md from the evidence of `make families`; `--check` exits 1 when the file on disk differs.
+
+python tools/family_docs.py [--check] [FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from families.stock import READ, outcome  # type: ignore[import-not-found]  # noqa: E402
+from families.table import FAMILIES  # type: ignore[import-not-found]  # noqa: E402
+
+FILE = ROOT / "docs" / "families.md"
+EVIDENCE = ROOT / "evidence" / "families"
+PLACES = {"cpu": "CPU", "cuda": "GPU"}
+HEAD = """\
+<!-- Written by tools/family_docs.py from evidence/families and tests/families. Change it there. -->
+
+# Model families
+
+Each family is a tiny model with random weights, made from its own configuration class, with a layer of every kind that
+the family has (`tests/families/table.py`). The stock generator extracts every layer from six prompts of 1 to 300 tokens
+through this library, in steps of 128 tokens, so that the longest are taken in chunks; each layer is compared with a
+reference: transformers, in float32, or vLLM's own forward with a tap on the norm after each layer, where transformers
+has no such model or vLLM itself computes something else. `make families` makes this evidence anew.
+
+An error is the largest difference of any value of any layer and prompt, as a part of the largest value of its layer.
+In float32 it is some roundings (at most 1e-4 passes); in bf16, in which stock runs models, six layers of rounding to 8
+bits beside a reference in float32 (at most 0.1 passes). *Mistake* is the least that a neighbouring layer or a row
+shifted by one would differ by: a reference that could not tell these apart counts for nothing.
+
+What stock does by itself was *read only*, in the source of vLLM 0.16.0, 0.24.0 and 0.33.0, and is about its capture
+loop: on most releases the generator does not get as far.
+"""
+FOOT = """\
+`equal`: every layer is within the tolerance. `different`: it is not, and is listed so that you know. `refused`: the
+library raised `UnprovenCaptureError` and returned nothing. `failed`: vLLM itself, or the tiny model, did not run there.
+`not run`: it cannot run there. Only text prompts are extracted, by multimodal models too: stock passes token ids.
+"""
+
+
+def evidence(folder: Path = EVIDENCE) -> list[dict[str, Any]]:
+    """All records, by family in the order of the table, then by vLLM and device."""
+    found = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    order = list(FAMILIES)
+    return sorted(found, key=lambda one: (order.index(one["family"]), one["versions"]["vllm"], one["device"]))
+
+
+def document(records: list[dict[str, Any]]) -> str:
+    """The whole page."""
+    rows = [row for name in FAMILIES for row in _rows(name, [one for one in records if one["family"] == name])]
+    reasons = [line for one in records for line in _reason(one)]
+    head = ("family", "class in vLLM", "vLLM", "where", "stock, read only", "this library", "reference",
+            "error, float32", "error, bf16", "mistake")  # fmt: skip
+    table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
+    parts = [HEAD, "\n".join(table) + "\n", FOOT]
+    if reasons:
+        parts.append("## Why not\n\n" + "\n".join(reasons) + "\n")
+    return "\n".join(parts)
+
+
+def _rows(name: str, records: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    family = FAMILIES[name]
+    if not records:
+        yield family.title, family.architecture, "0.33", "read only", outcome(name, "0.33"), *("" for _ in range(5))
+    for one in records:
+        verdicts = one.get("dtypes", {})
+        ran = [verdict for verdict in verdicts.values() if "worst" in verdict]
+        place = "read only" if one["outcome"] == "not run" else PLACES[one["device"]]
+        yield (
+            family.title,
+            next((verdict["model"] for verdict in ran), family.architecture),
+            one["versions"]["vllm"],
+            place,
+            outcome(name, one["versions"]["vllm"]),
+            one["outcome"],
+            " or ".join(dict.fromkeys(verdict["against"] for verdict in ran)),
+            *(_error(verdicts.get(dtype)) for dtype in ("float32", "bfloat16")),
+            f"{min(min(verdict['wrong_layer'], verdict['wrong_row']) for verdict in ran):.2f}" if ran else "",
+        )
+
+
+def _error(verdict: dict[str, Any] | None) -> str:
+    if verdict is None:
+        return ""
+    return f"{verdict['worst']:.1e}" if "worst" in verdict else verdict["outcome"]
+
+
+def _reason(record: dict[str, Any]) -> Iterator[str]:
+    title = f"{FAMILIES[record['family']].title}, vLLM {record['versions']['vllm']}, {PLACES[record['device']]}"
+    for dtype, verdict in record.get("dtypes", {}).items():
+        if "from_transformers" in verdict:
+            yield (
+                f"- {title}, {dtype}: vLLM itself lies {verdict['from_transformers']:.2g} from transformers, so the "
+                "reference is its own forward."
+            )
+    left_out = record.get("reference", {}).get("without llama_4_scaling")
+    if left_out is not None:
+        yield f"- {title}: a reference that leaves `llama_4_scaling` out lies {left_out:.2g} off, so it is applied."
+    why = record.get("why", "").replace("\n", " ").strip()
+    if record["outcome"] != "equal" or why:
+        yield f"- {title}: {why[:300] or record['outcome']}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write docs/families.md from the evidence.")
+    parser.add_argument("file", nargs="?", type=Path, default=FILE)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the file differs")
+    arguments = parser.parse_args()
+    if sorted(READ) != sorted(FAMILIES):
+        print(f"tests/families: the table and what was read differ in {set(READ) ^ set(FAMILIES)}", file=sys.stderr)
+        return 1
+    wanted = document(evidence())
+    if not arguments.check:
+        arguments.file.write_text(wanted, encoding="utf-8")
+        return 0
+    if arguments.file.is_file() and arguments.file.read_text(encoding="utf-8") == wanted:
+        return 0
+    print(f"{arguments.file} is not what the evidence says: run python tools/family_docs.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
