@@ -23,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
         return _run(words[1:])  # what follows is the program's own; argparse would look for options in it
     parsed = _parser().parse_args(words)
+    if parsed.command == "rehearse":
+        return _rehearse(parsed)
     gc.disable()  # one short look at syntax trees, none of which becomes garbage: it takes half the time without
     try:
         if parsed.command == "explain":
@@ -51,8 +53,48 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print one JSON object")
     explain = commands.add_parser("explain", help="everything known of one adapter")
     explain.add_argument("adapter", metavar="ADAPTER", help="an adapter's id; `plan` lists them")
+    _add_rehearse(commands)
     commands.add_parser("run", help="run a stock script, unmodified, adapted in every process", usage=RUN_USAGE)
     return parser
+
+
+def _add_rehearse(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    rehearse = commands.add_parser("rehearse", help="the whole extraction on a small model of the same architecture")
+    rehearse.add_argument("--model", required=True, help="a model folder, or an id on the hub; weights are not needed")
+    rehearse.add_argument("--layer-ids", nargs="+", metavar="ID", help="as for the real run; stock's own by default")
+    rehearse.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
+    rehearse.add_argument("--device", choices=("cpu", "cuda"), default="", help="by default what this machine has")
+    rehearse.add_argument("--max-model-len", type=int, default=2048, metavar="N", help="tokens of the longest sample")
+    rehearse.add_argument("--timeout", type=float, default=900.0, metavar="SECONDS")
+    rehearse.add_argument("--estimate", action="store_true", help="only say what the real model needs; run nothing")
+    rehearse.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _rehearse(parsed: argparse.Namespace) -> int:
+    from .doctor import absent
+    from .rehearse.rehearsal import Options, layer_ids_of, rehearse
+    from .rehearse.show import show
+    from .terminal import print_json, progress
+
+    missing = [] if parsed.estimate else absent()
+    if missing:
+        print("\n".join(missing), file=sys.stderr)
+        return UNHEALTHY
+    try:
+        options = Options(
+            parsed.model, layer_ids_of(parsed.layer_ids) if parsed.layer_ids else None, parsed.tensor_parallel_size,
+            parsed.device, parsed.max_model_len, parsed.timeout, not parsed.estimate,
+        )
+        with progress("rehearsing") as say:
+            verdict = rehearse(options, say)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    if parsed.json:
+        print_json(verdict.as_dict())
+    else:
+        show(verdict)
+    return HEALTHY if verdict.works else UNHEALTHY
 
 
 def _doctor(as_json: bool) -> int:
