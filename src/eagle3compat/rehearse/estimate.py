@@ -97,7 +97,7 @@ def estimate(
         disk_per_1000=1000 * sequence * (len(ids) * model.hidden * ROW_BYTES + 2 * 8),  # and token ids and loss mask
         sequence=sequence,
         problems=tuple(_problems(model, ids, ranks)),
-        notes=tuple(_notes(model, kinds, index)),
+        notes=tuple(_notes(model, ids, kinds, index)),
     )
 
 
@@ -119,8 +119,13 @@ def _problems(model: Model, ids: Sequence[int], ranks: int) -> list[str]:
     return problems
 
 
-def _notes(model: Model, kinds: Sequence[Kind], index: Config | None) -> list[str]:
+def _notes(model: Model, ids: Sequence[int], kinds: Sequence[Kind], index: Config | None) -> list[str]:
     notes = []
+    if ids and ids[-1] != model.layers - 1:
+        notes.append(
+            f"the last layer id is {ids[-1]}, and the model's last layer is {model.layers - 1}: stock's training takes "
+            "the last one for the target's last hidden state"
+        )
     if model.path and index is None:
         notes.append("the wrapper around the text model (vision or audio) is not counted in the weights")
     if any(kind.attention in ("linear", "mamba", "conv", "recurrent") for kind in kinds):

@@ -253,12 +253,3 @@ def _problems(code: int | None, steps: Sequence[dict[str, Any]], late: float | N
         last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-3:]
         return [Problem("process", f"the rehearsal ended with exit code {code}: {' / '.join(last)}", GENERAL)]
     return []
-
-
-def layer_ids_of(text: Sequence[str]) -> list[int]:
-    """Layer ids as a command line has them: `2 30 58` or `2,30,58`. Raises InputError."""
-    words = [word for part in text for word in part.replace(",", " ").split()]
-    for word in words:
-        if not word.lstrip("-").isdigit():
-            raise InputError(f"layer id {word!r} is not an integer. Layer ids count decoder layers from 0.")
-    return [int(word) for word in words]

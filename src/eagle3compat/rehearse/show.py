@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..terminal import console, grid
+from ..traps import served_ids
 from .estimate import GIB, STOCK_SEQUENCES, Estimate
 from .rehearsal import Verdict
 
@@ -48,7 +49,7 @@ def _facts(numbers: Estimate) -> Iterator[tuple[str, str]]:
     kinds = ", ".join(f"{count} x {kind}" for kind, count in numbers.kinds.items())
     yield "decoder layers", f"{numbers.layers}: {kinds}"
     yield "layer ids", _layer_ids(numbers)
-    yield "serve the draft with", f"eagle_aux_hidden_state_layer_ids {[layer + 1 for layer in numbers.layer_ids]}"
+    yield "serve the draft with", f"eagle_aux_hidden_state_layer_ids {served_ids(numbers.layer_ids)}"
     yield "weights", (
         f"{_size(numbers.weights)}, {numbers.parameters / 1e9:.1f} billion parameters (from {numbers.weights_from}); "
         f"{_size(numbers.weights_per_rank)} a rank"
