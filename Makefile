@@ -12,7 +12,7 @@ STAMP := .venv/.complete
 # vLLM and speculators, on each of which the real tests run.
 PAIRS := 0.11.0/0.3.0 0.11.0/0.4.0.1 0.16.0/0.3.0 0.16.0/0.4.0.1 0.32.0/0.3.0 0.32.0/0.4.0.1
 
-.PHONY: help venv demo test lint unit environments real docs-check bench clean
+.PHONY: help venv demo test lint unit environments real docs docs-check release-check bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -49,6 +49,12 @@ real: environments  ## real vLLM releases: the contract suite, and extraction co
 
 docs-check: $(STAMP)  ## docs/adapters.md is what the adapters say
 	$(BIN)/python tools/adapter_docs.py --check
+
+docs: docs-check  ## build the documentation into out/site; a broken link or a page outside the menu fails
+	$(BIN)/mkdocs build --quiet
+
+release-check: $(STAMP)  ## build, metadata, the wheel in a bare environment, doctor, a consumer's mypy
+	@$(BIN)/python tools/release_check.py
 
 bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
 	@$(BIN)/python benchmarks/import_and_apply.py
