@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## extract with stock speculators where it dies by itself, and compare every tensor
 	@$(BIN)/python tools/demo.py
 
-test: lint unit environments real  ## everything that CI runs
+test: lint unit docs environments real  ## everything that CI runs
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ from eagle3compat.adapters import ADAPTERS
 
 SRC = Path(eagle3compat.__file__).parents[1]
 REFUSES_IMPORT = "raise RuntimeError('the command line must not import this')\n"
+CONFIGS = Path(__file__).parents[1] / "configs"
 GENERATOR = "data_generation/vllm_hidden_states_generator.py"
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -319,6 +320,14 @@ class TestLightness:
         modules = self.modules(cli, *arguments)
         assert "eagle3compat.cli" in modules
         assert not modules.intersection(self.HEAVY)
+
+    def test_a_model_is_estimated_without_any_of_it(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        install(tmp_path, "torch", "2.13.0")
+        (tmp_path / "config.json").write_text((CONFIGS / "kimi-k2.5.json").read_text())
+        modules = self.modules(cli, "rehearse", "--model", str(tmp_path), "--estimate")
+        assert "eagle3compat.rehearse.estimate" in modules
+        assert not modules.intersection({*self.HEAVY, "huggingface_hub"})
 
     @pytest.mark.parametrize("arguments", [("--help",), ("--version",)])
     def test_help_and_version_load_no_more_than_the_parser(self, cli: Cli, arguments: tuple[str, ...]) -> None:

@@ -204,6 +204,25 @@ class TestChild:
         assert remedy in verdict.problems[0].remedy
         assert Path(verdict.log).is_file()
 
+    def test_an_exception_without_words_is_told_by_where_it_ended(
+        self, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trace = (
+            "worker:\nTraceback (most recent call last):\n"
+            '  File "/a/executor.py", line 1, in run\n    f()\n'
+            '  File "/a/cpu_router.py", line 239, in route\n    assert scoring == "softmax"\nAssertionError'
+        )
+        said = "eagle3compat: a worker failed: AssertionError: (the exception carries no message)"
+        failed = {
+            "step": "short batch", "state": "failed", "seconds": 1.0, "type": "WorkerError", "message": f"{said}\n\nTraceback of {trace}",
+            "traceback": "",
+        }
+        verdict = self.run(
+            monkeypatch, model, f"print(json.dumps({failed!r}), file=open(sys.argv[1], 'a')); sys.exit(1)"
+        )
+        assert verdict.problems[0].said.endswith('/a/cpu_router.py:239: assert scoring == "softmax"')
+        assert "Rehearse on the accelerator" in verdict.problems[0].remedy
+
     def test_a_child_that_is_killed_is_told_with_its_last_words(
         self, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

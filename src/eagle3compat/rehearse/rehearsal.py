@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -242,14 +243,25 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _problems(code: int | None, steps: Sequence[dict[str, Any]], late: float | None, log: Path) -> list[Problem]:
     failed = next((step for step in steps if step["state"] == "failed"), None)
     if failed is not None:
-        said = failed["message"].strip() or "(no message)"
-        remedy = next((advice for words, advice in REMEDIES if words in failed["traceback"]), "")
-        if not remedy and not said.startswith("eagle3compat:"):
-            remedy = GENERAL
-        return [Problem(failed["step"], f"{failed['type']}: {said}", remedy)]
+        return [_problem(failed)]
     if late is not None:
         return [Problem("time", f"it had not ended after {late:.0f} s", "See the log, or raise --timeout.")]
     if code != 0:
         last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-3:]
         return [Problem("process", f"the rehearsal ended with exit code {code}: {' / '.join(last)}", GENERAL)]
     return []
+
+
+def _problem(failed: dict[str, Any]) -> Problem:
+    """A step's exception without its traceback, which the log has; one without words is told by where it ended."""
+    said, _, trace = failed["message"].partition("\n\nTraceback of ")
+    frames = re.findall(r'^  File "([^"]+)", line (\d+), in .*\n    (.*)$', trace or failed["traceback"], re.M)
+    file, line, code = frames[-1] if frames else ("", "", "")
+    if not said.strip() or "carries no message" in said:
+        said = f"{said.strip() or '(no message)'} It ended at {file}:{line}: {code}"
+    remedy = next((advice for words, advice in REMEDIES if words in failed["traceback"]), "")
+    if not remedy and "cpu" in Path(file).name:
+        remedy = "That is a limit of vLLM's CPU build. Rehearse on the accelerator."
+    elif not remedy and not said.startswith("eagle3compat:"):
+        remedy = GENERAL
+    return Problem(failed["step"], f"{failed['type']}: {said}", remedy)
