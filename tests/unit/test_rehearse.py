@@ -214,8 +214,8 @@ class TestChild:
         )
         said = "eagle3compat: a worker failed: AssertionError: (the exception carries no message)"
         failed = {
-            "step": "short batch", "state": "failed", "seconds": 1.0, "type": "WorkerError", "message": f"{said}\n\nTraceback of {trace}",
-            "traceback": "",
+            "step": "short batch", "state": "failed", "seconds": 1.0, "type": "WorkerError",
+            "message": f"{said}\n\nTraceback of {trace}", "traceback": "",
         }
         verdict = self.run(
             monkeypatch, model, f"print(json.dumps({failed!r}), file=open(sys.argv[1], 'a')); sys.exit(1)"
