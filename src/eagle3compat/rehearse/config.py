@@ -38,7 +38,10 @@ class Kind:
     feed_forward: str
 
     def __str__(self) -> str:
-        return " + ".join(part for part in (self.attention, self.feed_forward) if part != "none")
+        by_token = ("full", "sliding", "chunked", "linear")
+        attention = f"{self.attention} attention" if self.attention in by_token else self.attention
+        parts = (attention, "MoE" if self.feed_forward == "moe" else self.feed_forward)
+        return " + ".join(part for part in parts if part != "none")
 
 
 class Model:

@@ -117,7 +117,7 @@ def rehearse(options: Options, progress: Progress) -> Verdict:
     real_ids = default_layer_ids(Model(config).layers) if options.layer_ids is None else options.layer_ids
     ids = small.layer_ids(real_ids)
     problems = [Problem("config", said) for said in numbers.problems]
-    notes = [*small.notes, *numbers.notes]
+    notes = [*(small.notes if options.run else ()), *numbers.notes]
     if device == "cuda":
         seen = visible(found)
         if options.run and seen < options.tensor_parallel_size:
