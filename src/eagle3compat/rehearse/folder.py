@@ -55,7 +55,7 @@ def _from_hub(model: str) -> Path:
         said = str(error).strip().splitlines()
         raise NetworkError(
             f"the config of {model} could not be fetched from the hub: {type(error).__name__}: "
-            f"{said[0] if said else '(no message)'}. Check the name, the network, HF_HUB_OFFLINE and, for a gated "
+            f"{said[0].rstrip('.') if said else '(no message)'}. Check the name, the network, HF_HUB_OFFLINE and, for a gated "
             "model, the token; or pass the folder of the model."
         ) from error
 
