@@ -55,7 +55,8 @@ def _from_hub(model: str) -> Path:
         said = (str(error).strip().splitlines() or ["(no message)"])[0].rstrip(".")
         raise NetworkError(
             f"the config of {model} could not be fetched from the hub: {type(error).__name__}: "
-            f"{said}. Check the name, the network, HF_HUB_OFFLINE and, for a gated model, the token; or pass the folder of the model."
+            f"{said}. Check the name, the network, HF_HUB_OFFLINE and, for a gated model, the token; "
+            "or pass the folder of the model."
         ) from error
 
 
