@@ -37,6 +37,7 @@ REMEDIES = (
     ("Failed to infer device type", "The installed vLLM is built for another device than this machine has."),
     ("Device string must not be empty", "The installed vLLM is built for another device than this machine has."),
     ("MLA is not supported on CPU", "Set VLLM_MLA_DISABLE=1: the CPU build runs DeepSeek models without MLA."),
+    ("Unsupported CPU attention configuration", "This vLLM has no CPU kernel for that head size and dtype on this CPU."),
     ("No module named", "The model's code needs that package: install it."),
 )
 GENERAL = "The cause is in the log; `eagle3compat doctor` shows what is installed."
