@@ -37,7 +37,7 @@ REMEDIES = (
     ("Failed to infer device type", "The installed vLLM is built for another device than this machine has."),
     ("Device string must not be empty", "The installed vLLM is built for another device than this machine has."),
     ("MLA is not supported on CPU", "Set VLLM_MLA_DISABLE=1: the CPU build runs DeepSeek models without MLA."),
-    ("Unsupported CPU attention configuration", "This vLLM has no CPU kernel for that head size and dtype on this CPU."),
+    ("Unsupported CPU attention configuration", "This vLLM has no kernel for that head size and dtype on this CPU."),
     ("No module named", "The model's code needs that package: install it."),
 )
 GENERAL = "The cause is in the log; `eagle3compat doctor` shows what is installed."
@@ -263,6 +263,7 @@ def _problem(failed: dict[str, Any]) -> Problem:
     """A step's exception without its traceback, which the log has; one without words is told by where it ended."""
     said, _, trace = failed["message"].partition("\n\nTraceback of ")
     frames = re.findall(r'^  File "([^"]+)", line (\d+), in .*\n    (.*)$', trace or failed["traceback"], re.M)
+    said = said.replace("in the traceback below", "in the traceback in the log")
     file, line, code = frames[-1] if frames else ("", "", "")
     if not said.strip() or "carries no message" in said:
         said = f"{said.strip() or '(no message)'} It ended at {file}:{line}: {code}"
