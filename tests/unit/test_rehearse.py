@@ -223,6 +223,17 @@ class TestChild:
         assert verdict.problems[0].said.endswith('/a/cpu_router.py:239: assert scoring == "softmax"')
         assert "Rehearse on the accelerator" in verdict.problems[0].remedy
 
+    def test_a_long_message_is_cut_and_the_log_has_it_all(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        failed = {
+            "step": "load", "state": "failed", "seconds": 1.0, "type": "ValueError", "message": "word " * 5000,
+            "traceback": "",
+        }
+        verdict = self.run(
+            monkeypatch, model, f"print(json.dumps({failed!r}), file=open(sys.argv[1], 'a')); sys.exit(1)"
+        )
+        assert len(verdict.problems[0].said) < 700
+        assert "the rest is in the log" in verdict.problems[0].said
+
     def test_a_child_that_is_killed_is_told_with_its_last_words(
         self, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -28,6 +28,7 @@ from .prompts import plan_of
 from .shrink import Small, shrink
 
 LONGEST = 512
+LONGEST_MESSAGE = 600
 POLL_SECONDS = 0.2
 REMEDIES = (
     ("requires you to execute", "The model's own code must be in its folder: fetch its .py files too."),
@@ -272,4 +273,6 @@ def _problem(failed: dict[str, Any]) -> Problem:
         remedy = "That is a limit of vLLM's CPU build. Rehearse on the accelerator."
     elif not remedy and not said.startswith("eagle3compat:"):
         remedy = GENERAL
+    if len(said) > LONGEST_MESSAGE:
+        said = f"{said[:LONGEST_MESSAGE].rstrip()} ... (the rest is in the log)"
     return Problem(failed["step"], f"{failed['type']}: {said}", remedy)
