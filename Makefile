@@ -12,7 +12,7 @@ STAMP := .venv/.complete
 # vLLM and speculators, on each of which the real tests run.
 PAIRS := 0.11.0/0.3.0 0.11.0/0.4.0.1 0.16.0/0.3.0 0.16.0/0.4.0.1 0.32.0/0.3.0 0.32.0/0.4.0.1
 
-.PHONY: help venv demo test lint unit environments real families docs-check surfaces bench bench-gpu clean
+.PHONY: help venv demo test lint unit environments real families docs docs-check surfaces release-check bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## extract with stock speculators where it dies by itself, and compare every tensor
 	@$(BIN)/python tools/demo.py
 
-test: lint unit environments real  ## everything that CI runs
+test: lint unit docs environments real  ## everything that CI runs
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -59,6 +59,12 @@ docs-check: $(STAMP)  ## the generated pages are what they are made from
 surfaces: $(STAMP)  ## make tests/surfaces anew from the package index, after a vLLM release or a change of clauses
 	$(BIN)/python tools/surface_record.py
 	$(BIN)/python tools/release_docs.py
+
+docs: docs-check  ## build the documentation into out/site; a broken link or a page outside the menu fails
+	$(BIN)/mkdocs build --quiet
+
+release-check: $(STAMP)  ## build, metadata, the wheel in a bare environment, doctor, a consumer's mypy
+	@$(BIN)/python tools/release_check.py
 
 bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
 	@$(BIN)/python benchmarks/import_and_apply.py

@@ -1,9 +1,8 @@
 """Tiny random-weight models, made on the spot: `python tests/tiny.py FAMILY DIR [--seed N] [--layers N] [--dtype D]`.
 
-Needs torch, transformers, tokenizers and safetensors, of any release that an adapted vLLM brings. What is
-written does not depend on those releases: config.json is in the older form (`torch_dtype`, `rope_theta`),
-which transformers 4 and 5 both read, and the weights are drawn by checkpoint name. The same family, seed and
-number of layers give the same directory everywhere.
+Needs torch, transformers, tokenizers and safetensors, of any release. What is written does not depend on it: config.json
+is in the older form (`torch_dtype`, `rope_theta`), which transformers 4 and 5 both read, and the weights are drawn by
+checkpoint name. The same family, seed and number of layers give the same directory everywhere.
 
 The weights are chosen so that a comparison means something. Every layer moves the residual stream by about
 its own size, so the stream of a neighbouring layer or token is far off. And a router never hesitates: see
@@ -163,7 +162,10 @@ def build(family: str, directory: str | Path, seed: int = 0, num_layers: int = 6
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(target)
-    _write_json(target / "config.json", _shared_config(num_layers) | kind.config(num_layers) | {"torch_dtype": dtype})
+    config = {**_shared_config(num_layers), **kind.config(num_layers), "torch_dtype": dtype}
+    if dtype == "float16" and "routed_scaling_factor" in config:
+        config["routed_scaling_factor"] = 1.0  # in float16 vLLM divides DeepSeek's whole residual stream by it
+    _write_json(target / "config.json", config)
     _write_json(target / "generation_config.json", _special_ids())
     weights = {name: _draw(name, shape, seed, kind) for name, shape in _checkpoint_shapes(target).items()}
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
@@ -210,8 +212,7 @@ def _checkpoint_shapes(directory: Path) -> dict[str, list[int]]:
 def _draw(name: str, shape: list[int], seed: int, family: Family) -> torch.Tensor:
     """The bf16 values of one checkpoint tensor. Linear weights are `[out, in]`."""
     source = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
-    match = re.search(r"layers\.(\d+)\.", name)
-    growth = GROWTH ** (int(match.group(1)) if match else 0)
+    growth = GROWTH ** int("".join(re.findall(r"layers\.(\d+)\.", name)) or 0)
     values = torch.randn(shape, generator=source)
     if name.endswith("e_score_correction_bias"):
         values = torch.zeros(shape)
@@ -282,7 +283,7 @@ def _write_tokenizer(directory: Path) -> None:
 
 
 def _write_json(path: Path, content: Config) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def main() -> None:

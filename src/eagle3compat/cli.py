@@ -26,13 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(words)
     if "dataset" in parsed:
         return dataset.run(parsed)
+    if parsed.command == "rehearse":
+        return _rehearse(parsed)
     gc.disable()  # one short look at syntax trees, none of which becomes garbage: it takes half the time without
     try:
         if parsed.command == "explain":
             return _explain(parsed.adapter)
         if parsed.command == "probe":
             return _probe(parsed)
-        return _doctor(parsed.json) if parsed.command == "doctor" else _plan(parsed.json)
+        return _doctor(parsed) if parsed.command == "doctor" else _plan(parsed.json)
     except InputError as error:  # an environment variable of this library that says something unknown
         print(error, file=sys.stderr)
         return USAGE
@@ -54,8 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="what would be adapted and why")
     for command in (doctor, plan):
         command.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.add_argument("--deep", action="store_true", help="import vLLM too, in a process of its own, and look there")
+    doctor.add_argument("--layer-ids", nargs="+", metavar="ID", help="say how a draft trained on these is served")
     explain = commands.add_parser("explain", help="everything known of one adapter")
     explain.add_argument("adapter", metavar="ADAPTER", help="an adapter's id; `plan` lists them")
+    _add_rehearse(commands)
     probe = commands.add_parser("probe", help="would a vLLM work that is not installed? read, not installed")
     probe.add_argument("target", metavar="TARGET", help="a version, `latest`, a wheel, a URL of either, a folder")
     probe.add_argument("--speculators", metavar="TARGET", help="the same for speculators; default: the installed one")
@@ -67,16 +72,65 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _doctor(as_json: bool) -> int:
-    from .doctor import examine, show
+def _add_rehearse(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    rehearse = commands.add_parser("rehearse", help="the whole extraction on a small model of the same architecture")
+    rehearse.add_argument("--model", required=True, help="a model folder, or an id on the hub; weights are not needed")
+    rehearse.add_argument("--layer-ids", nargs="+", metavar="ID", help="as for the real run; stock's own by default")
+    rehearse.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
+    rehearse.add_argument("--device", choices=("cpu", "cuda"), default="", help="by default what this machine has")
+    rehearse.add_argument("--max-model-len", type=int, default=2048, metavar="N", help="tokens of the longest sample")
+    rehearse.add_argument("--timeout", type=float, default=900.0, metavar="SECONDS")
+    rehearse.add_argument("--estimate", action="store_true", help="only say what the real model needs; run nothing")
+    rehearse.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _rehearse(parsed: argparse.Namespace) -> int:
+    from .doctor import absent
+    from .rehearse.rehearsal import Options, rehearse
+    from .rehearse.show import show
+    from .terminal import print_json, progress
+
+    missing = [] if parsed.estimate else absent()
+    if missing:
+        print("\n".join(missing), file=sys.stderr)
+        return UNHEALTHY
+    try:
+        options = Options(
+            parsed.model, _layer_ids(parsed.layer_ids), parsed.tensor_parallel_size,
+            parsed.device, parsed.max_model_len, parsed.timeout, not parsed.estimate,
+        )
+        with progress("rehearsing") as say:
+            verdict = rehearse(options, say)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    if parsed.json:
+        print_json(verdict.as_dict())
+    else:
+        show(verdict)
+    return HEALTHY if verdict.works else UNHEALTHY
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from .doctor import examine
+    from .screen import show
     from .terminal import print_json
 
-    checkup = examine()
-    if as_json:
+    checkup = examine(parsed.deep, _layer_ids(parsed.layer_ids) or ())
+    if parsed.json:
         print_json(checkup.as_dict())
     else:
         show(checkup)
     return HEALTHY if checkup.healthy else UNHEALTHY
+
+
+def _layer_ids(text: Sequence[str] | None) -> list[int] | None:
+    """Layer ids as a command line has them: `2 30 58` or `2,30,58`. Raises InputError."""
+    words = [word for part in text or () for word in part.replace(",", " ").split()]
+    for word in words:
+        if not word.lstrip("-").isdigit():
+            raise InputError(f"layer id {word!r} is not an integer. Layer ids count decoder layers from 0.")
+    return None if text is None else [int(word) for word in words]
 
 
 def _plan(as_json: bool) -> int:

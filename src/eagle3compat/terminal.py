@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +36,18 @@ def grid(rows: Iterable[tuple[str, str]], padding: int = 2) -> Table:
     for name, said in rows:
         table.add_row(Text(name), Text(said))
     return table
+
+
+@contextmanager
+def progress(doing: str) -> Iterator[Callable[[str], None]]:
+    """Gives a function that says on standard error what is done now: a line, or a spinner where somebody watches."""
+    from rich.console import Console
+
+    if not sys.stderr.isatty():
+        yield lambda step: print(f"eagle3compat: {doing}: {step}", file=sys.stderr, flush=True)
+        return
+    with Console(stderr=True).status(doing) as status:
+        yield lambda step: status.update(f"{doing}: {step}")
 
 
 def print_json(data: dict[str, Any]) -> None:

@@ -100,6 +100,9 @@ def test_random_batches_equal_one_by_one_when_the_cache_and_the_budget_are_short
 
 
 def test_a_prompt_that_does_not_fit_is_named_and_the_next_call_works(session: Session) -> None:
+    if "error" in session.outcomes["load too short"]:  # a vLLM that counts its own block refuses at the start
+        assert "max seq len (256)" in session.error("load too short")["message"]
+        return
     error = session.error("does not fit")
     assert error["error"] == "InputError"
     for words in ("prompt 1 has 250 tokens", "need 8 blocks", "7 can be used", "num_gpu_blocks_override, which is 8"):

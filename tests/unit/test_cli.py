@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import subprocess
@@ -17,6 +19,7 @@ from eagle3compat.adapters import ADAPTERS
 
 SRC = Path(eagle3compat.__file__).parents[1]
 REFUSES_IMPORT = "raise RuntimeError('the command line must not import this')\n"
+CONFIGS = Path(__file__).parents[1] / "configs"
 GENERATOR = "data_generation/vllm_hidden_states_generator.py"
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -127,6 +130,64 @@ class TestDoctor:
         notes = " ".join(report(cli("doctor", "--json"))["notes"])
         assert "hidden_states[k + 1]" in notes
         assert "[a+1, b+1, c+1]" in notes
+
+    def test_says_how_a_draft_trained_on_given_ids_is_served(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        notes = " ".join(report(cli("doctor", "--json", "--layer-ids", "2,30", "58", "60"))["notes"])
+        assert '"eagle_aux_hidden_state_layer_ids": [3, 31, 59]' in notes
+
+    def test_names_the_commit_of_a_build(self, cli: Cli, tmp_path: Path) -> None:
+        install(tmp_path, "vllm", "0.33.0rc1.dev7+g1a2b3c4d5")
+        assert report(cli("doctor", "--json"))["packages"]["vllm"]["commit"] == "1a2b3c4d5"
+
+    def test_names_the_commit_that_a_version_file_says(self, cli: Cli, tmp_path: Path) -> None:
+        install(tmp_path, "vllm", None)
+        (tmp_path / "vllm" / "_version.py").write_text("__version__ = '1'\n__commit_id__ = commit_id = 'g0123456ab'\n")
+        assert report(cli("doctor", "--json"))["packages"]["vllm"]["commit"] == "0123456ab"
+
+    @pytest.mark.parametrize(("method", "said"), [(None, "fork, or spawn"), ("spawn", "spawn, as VLLM_WORKER")])
+    def test_says_how_workers_start(self, cli: Cli, tmp_path: Path, method: str | None, said: str) -> None:
+        drifted(tmp_path)
+        result = cli("doctor", "--json", **({"VLLM_WORKER_MULTIPROC_METHOD": method} if method else {}))
+        assert report(result)["workers"]["start_method"].startswith(said)
+
+    def test_names_another_patcher_and_its_plugin(self, cli: Cli, tmp_path: Path) -> None:
+        healthy_without_adapters(tmp_path)
+        (tmp_path / "rival.py").write_text("import speculators.data_generation.custom_worker as stock\n")
+        metadata = tmp_path / "rival-2.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 2.0\n")
+        (metadata / "RECORD").write_text("rival.py,,\n")
+        (metadata / "entry_points.txt").write_text("[vllm.general_plugins]\nspeed = rival:patch\n")
+        conflicts = report(cli("doctor", "--json"))["conflicts"]
+        assert len(conflicts) == 1
+        assert "the vLLM plugin speed (rival:patch, of rival 2.0)" in conflicts[0]
+
+    def test_names_a_start_up_module_that_reaches_into_vllm(self, cli: Cli, tmp_path: Path) -> None:
+        healthy_without_adapters(tmp_path)
+        (tmp_path / "usercustomize.py").write_text("wanted = 'vllm'\n")
+        conflicts = report(cli("doctor", "--json", PYTHONNOUSERSITE="1"))["conflicts"]
+        assert any("usercustomize.py is run at the start" in conflict for conflict in conflicts)
+
+    @pytest.mark.parametrize("edited", [False, True])
+    def test_names_stock_files_that_were_edited(self, cli: Cli, tmp_path: Path, edited: bool) -> None:
+        install(tmp_path, "vllm", "9.0.0")
+        install(tmp_path, "speculators", "0.4.0.1", GENERATOR)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(REFUSES_IMPORT.encode()).digest()).rstrip(b"=").decode()
+        record = tmp_path / "speculators-0.4.0.1.dist-info" / "RECORD"
+        record.write_text(f"speculators/{GENERATOR},sha256={digest},10\n")
+        if edited:
+            (tmp_path / "speculators" / GENERATOR).write_text(REFUSES_IMPORT + "# mine\n")
+        conflicts = report(cli("doctor", "--json"))["conflicts"]
+        assert [conflict for conflict in conflicts if "somebody has edited it" in conflict] == conflicts
+        assert bool(conflicts) is edited
+
+    def test_deep_imports_in_a_process_of_its_own_and_tells_what_does_not(self, cli: Cli, tmp_path: Path) -> None:
+        healthy_without_adapters(tmp_path)
+        result = cli("doctor", "--deep", "--json")
+        assert result.returncode == 1
+        assert "the command line must not import this" in report(result)["deep"]["error"]
+        assert any("with everything imported" in problem for problem in report(result)["problems"])
 
     def test_a_vllm_without_metadata_has_the_version_of_its_version_file(self, cli: Cli, tmp_path: Path) -> None:
         install(tmp_path, "vllm", None)
@@ -259,6 +320,14 @@ class TestLightness:
         modules = self.modules(cli, *arguments)
         assert "eagle3compat.cli" in modules
         assert not modules.intersection(self.HEAVY)
+
+    def test_a_model_is_estimated_without_any_of_it(self, cli: Cli, tmp_path: Path) -> None:
+        drifted(tmp_path)
+        install(tmp_path, "torch", "2.13.0")
+        (tmp_path / "config.json").write_text((CONFIGS / "kimi-k2.5.json").read_text())
+        modules = self.modules(cli, "rehearse", "--model", str(tmp_path), "--estimate")
+        assert "eagle3compat.rehearse.estimate" in modules
+        assert not modules.intersection({*self.HEAVY, "huggingface_hub"})
 
     @pytest.mark.parametrize("arguments", [("--help",), ("--version",)])
     def test_help_and_version_load_no_more_than_the_parser(self, cli: Cli, arguments: tuple[str, ...]) -> None:

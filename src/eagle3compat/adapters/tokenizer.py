@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import Any
 
 from ..adapter import Adapter
 from ..contract import Exists
+from ..errors import InputError
 from ..ledger import Ledger
 
 
 class Tokenizer(Adapter):
-    """Loads the tokenizer as stock already loads the model and its config: with `trust_remote_code=True`."""
+    """Loads the tokenizer as stock already loads the model and its config: with `trust_remote_code=True`.
+
+    A folder that holds no tokenizer is refused: transformers 5 makes an empty one of it.
+    """
 
     id = "tokenizer"
     seam = "configs"
@@ -29,15 +34,34 @@ class Tokenizer(Adapter):
         ledger.rebind(self.id, module, "AutoTokenizer", TrustingTokenizer(module.AutoTokenizer))
 
 
+ANY_FAMILY = ("tokenizer.json", "tekken.json")
+
+
 class TrustingTokenizer:
-    """`AutoTokenizer` with `trust_remote_code=True` unless the caller says otherwise."""
+    """`AutoTokenizer` with `trust_remote_code=True` unless the caller says otherwise; an empty tokenizer is refused."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
 
     def from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         kwargs.setdefault("trust_remote_code", True)
-        return self._original.from_pretrained(*args, **kwargs)
+        tokenizer = self._original.from_pretrained(*args, **kwargs)
+        if args and isinstance(args[0], (str, os.PathLike)):
+            check_vocabulary(tokenizer, os.fspath(args[0]))
+        return tokenizer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
+
+
+def check_vocabulary(tokenizer: Any, model: str) -> None:
+    """Refuse a tokenizer whose folder has none of its files: transformers 5 makes one without a vocabulary of that."""
+    names = getattr(tokenizer, "vocab_files_names", None)
+    if not names or not os.path.isdir(model):
+        return
+    wanted = [*dict.fromkeys([*names.values(), *ANY_FAMILY])]
+    if not any(os.path.isfile(os.path.join(model, name)) for name in wanted):
+        raise InputError(
+            f"{model} holds no tokenizer: none of {', '.join(wanted)} is there. "
+            "Fetch the model's tokenizer files as well."
+        )

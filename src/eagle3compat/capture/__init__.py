@@ -6,6 +6,7 @@ decoder      where the decoder layers and the final norm are
 streams      the ways in which a layer's return value can be read as its residual stream
 proof        which of them is right, shown by the norm after the layer
 manystreams  models with several residual streams, of which vLLM says what a draft gets
+scaled       models that vLLM runs with a scaled stream, which are refused
 rows         which rows of a step are which request's tokens, and from which position
 store        the captured rows on the host, until the driver has them
 courier      how rows get there from the device

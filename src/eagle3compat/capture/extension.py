@@ -15,6 +15,7 @@ import torch
 
 from .. import apply, status
 from ..faults import watch_worker
+from ..rehearse.loader import register_if_rehearsing
 from ..report import source_digest
 from .recorder import Recorder
 from .segment import Address, Layout
@@ -23,6 +24,7 @@ from .segment import Address, Layout
 # speculators works here too. A fault is the driver's to report, which asks for an attestation.
 watch_worker()
 apply(strict=False)
+register_if_rehearsing()
 
 
 class HiddenStatesWorkerExtension:

@@ -13,6 +13,7 @@ from .decoder import Decoder, find_decoder
 from .manystreams import AuxiliaryStates, has_many_streams
 from .proof import Agree, FirstCall, Normed, decide, is_norm
 from .rows import RowReader, Step
+from .scaled import refuse_scaled
 from .store import Piece, Store
 from .streams import REMEDY, Reading, Reduce, distance, first_of, flat, kept, shape_of, tolerance
 
@@ -38,6 +39,7 @@ class Recorder:
         self.layer_ids = tuple(layer_ids)
         self.decoder: Decoder = find_decoder(runner.model, num_layers)
         self.model = type(runner.model).__name__
+        refuse_scaled(self.model, self.decoder, runner)
         self.rows = RowReader(runner)
         self.store = Store(layer_ids)
         self.readings: dict[int, Reading] = {}

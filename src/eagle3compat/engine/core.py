@@ -19,6 +19,7 @@ from ..capture.marks import refuse_before_load
 from ..errors import GeneratorDeadError, WorkerError, WorkerNotAdaptedError
 from ..faults import FaultLog
 from ..report import source_digest
+from . import preflight
 from .capacity import check_capacity
 from .queues import close_sockets, message_queues
 
@@ -35,7 +36,7 @@ class Engine:
 
     `vllm_config` is a finished VllmConfig; `kv_share` the share of free accelerator memory that the KV cache takes.
     Raises WorkerNotAdaptedError and UnprovenCaptureError before anything is started when the workers would not or could
-    not capture, and WorkerError when a worker fails to start.
+    not capture, InputError when what they need is not there, and WorkerError when a worker fails to start.
     """
 
     def __init__(self, vllm_config: Any, kv_share: float) -> None:
@@ -51,6 +52,7 @@ class Engine:
             )
 
         refuse_before_load(vllm_config.model_config)
+        preflight.check(vllm_config, kv_share)
         started: list[Any] = []
 
         class ExtractionExecutor(MultiprocExecutor):  # type: ignore[misc]
