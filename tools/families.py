@@ -16,6 +16,7 @@ import json
 import os
 import queue
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -224,8 +225,16 @@ def keep(out: Path, record: dict[str, Any], device: str) -> None:
     found = {**records(path), record["family"]: record}
     out.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
-    fresh.write_text("".join(json.dumps(found[name]) + "\n" for name in sorted(found)))
+    fresh.write_text("".join(without_places(json.dumps(found[name])) + "\n" for name in sorted(found)))
     fresh.replace(path)
+
+
+def without_places(text: str) -> str:
+    """`text` with the paths in it from the package or the checkout on: where these lie says nothing."""
+    paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    for path in sorted(filter(None, paths), key=len, reverse=True):
+        text = text.replace(f"{path}/", "")
+    return re.sub(r"/[\w./+-]*/(?:site|dist)-packages/", "", text)
 
 
 def main() -> None:

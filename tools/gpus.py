@@ -100,11 +100,20 @@ def session(folder: Path, steps: list[dict[str, Any]], device: int | None) -> di
             process.kill()
             process.wait()
     found: dict[str, Any] = json.loads((folder / "session.json").read_text())
-    for outcome in found.values():
-        if isinstance(outcome.get("value"), dict):
-            for bulky in ("input_ids", "shapes"):
-                outcome["value"].pop(bulky, None)
-    return {"exit": code, "steps": found}
+    return {"exit": code, "steps": {name: condensed(outcome) for name, outcome in found.items()}}
+
+
+def condensed(outcome: dict[str, Any]) -> dict[str, Any]:
+    """A step's outcome less what is long and says nothing about right or wrong."""
+    if "error" in outcome:
+        return {"error": outcome["error"], "message": outcome["message"].splitlines()[0], "took": outcome["took"]}
+    value = outcome["value"]
+    if isinstance(value, list):
+        value = [{key: entry for key, entry in worker.items() if key not in ("pid", "adapters")} for worker in value]
+    if isinstance(value, dict):
+        left_out = ("input_ids", "shapes", "workers", "adapters", "driver_pid")
+        value = {key: entry for key, entry in value.items() if key not in left_out}
+    return {"value": value, "took": outcome["took"]}
 
 
 def make_models(folder: Path) -> dict[str, Path]:
