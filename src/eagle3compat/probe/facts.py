@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ..adapter import GENERATOR, WORKER
+from ..adapter import GENERATOR
 from ..adapters import ADAPTERS
-from ..contract import Call, Imported, Imports, SourceNotFoundError, Surface
+from ..contract import AnyOf, Call, Clause, Imported, Imports, Not, SourceNotFoundError, Surface
 from ..signature import Signature, written
 from ..source import SourceSurface
 from .ahead import paths
@@ -16,16 +16,32 @@ from .ahead import paths
 Fact: TypeAlias = "tuple[str | None, str | None]"
 """Why a path does not exist, None if it does; and its signature, None without one."""
 Facts: TypeAlias = "dict[str, Fact]"
-MODULES = (GENERATOR, WORKER)
 
 
 def questions(stock: Iterable[Surface]) -> list[str]:
     """Every path that the clauses of the adapters can ask about, for these stock releases, in order."""
     asked = {path for adapter in ADAPTERS for c in (*adapter.stock_needs, *adapter.relies_on) for path in paths(c)}
-    clauses = [clause for adapter in ADAPTERS for clause in adapter.stock_needs if isinstance(clause, Imports)]
     for surface in stock:
-        asked |= {imported.path for c in clauses for imported in surface.imports(c.caller, c.of)}
+        asked |= {imported.path for imports in _imports(surface).values() for imported in imports}
     return sorted(asked)
+
+
+def _imports(stock: Surface) -> dict[str, tuple[Imported, ...]]:
+    """What each stock module of this release imports of the package that a clause asks about."""
+    found = {}
+    for clause in (inner for adapter in ADAPTERS for c in adapter.stock_needs for inner in _import_clauses(c)):
+        try:
+            found[clause.caller] = stock.imports(clause.caller, clause.of)
+        except SourceNotFoundError:  # this release has no such module
+            continue
+    return found
+
+
+def _import_clauses(clause: Clause) -> Iterator[Imports]:
+    if isinstance(clause, Imports):
+        yield clause
+    for inner in clause.clauses if isinstance(clause, AnyOf) else [clause.clause] if isinstance(clause, Not) else []:
+        yield from _import_clauses(inner)
 
 
 def take(surface: SourceSurface, asked: Iterable[str], package: str) -> Facts:
@@ -48,11 +64,14 @@ def parse(text: str) -> Signature:
     return written(node, drop_first=False)
 
 
-def take_stock(surface: Surface, of: str = "vllm") -> dict[str, Any]:
+def take_stock(surface: Surface) -> dict[str, Any]:
     """The imports and the calls of the stock modules, as plain data."""
     names = sorted({c.name for adapter in ADAPTERS for c in adapter.stock_needs if hasattr(c, "name")})
     return {
-        "imports": {m: [[i.module, i.name, i.bound, i.line] for i in surface.imports(m, of)] for m in MODULES},
+        "imports": {
+            module: [[i.module, i.name, i.bound, i.line] for i in imports]
+            for module, imports in _imports(surface).items()
+        },
         "calls": {
             name: [[c.positional, list(c.keywords), c.starred, c.line] for c in surface.calls(GENERATOR, name)]
             for name in names
