@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def outcome(call: Any) -> str:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Python leaves it ignored if it was started so
     model, out, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1
     eagle3compat.apply()
     from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
