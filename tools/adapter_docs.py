@@ -5,7 +5,6 @@ python tools/adapter_docs.py [--check] [FILE]
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -76,20 +75,7 @@ def _as_code(name: re.Match[str]) -> str:
     return f"`{name.group()}`"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write docs/adapters.md from the adapters.")
-    parser.add_argument("file", nargs="?", type=Path, default=FILE)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the file differs")
-    arguments = parser.parse_args()
-    wanted = document()
-    if not arguments.check:
-        arguments.file.write_text(wanted, encoding="utf-8")
-        return 0
-    if arguments.file.is_file() and arguments.file.read_text(encoding="utf-8") == wanted:
-        return 0
-    print(f"{arguments.file} is not what the adapters say: run python tools/adapter_docs.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from pages import page_command  # type: ignore[import-not-found]
+
+    sys.exit(page_command(FILE, document, "the code of the adapters"))

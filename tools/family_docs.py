@@ -5,7 +5,6 @@ python tools/family_docs.py [--check] [FILE]
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -110,23 +109,14 @@ def _reason(record: dict[str, Any]) -> Iterator[str]:
         yield f"- {title}: {why[:300] or record['outcome']}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write docs/families.md from the evidence.")
-    parser.add_argument("file", nargs="?", type=Path, default=FILE)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the file differs")
-    arguments = parser.parse_args()
+def families_page() -> str:
+    """The whole page. Raises ValueError when a family is in one table of tests/families only."""
     if sorted(READ) != sorted(FAMILIES):
-        print(f"tests/families: the table and what was read differ in {set(READ) ^ set(FAMILIES)}", file=sys.stderr)
-        return 1
-    wanted = document(evidence())
-    if not arguments.check:
-        arguments.file.write_text(wanted, encoding="utf-8")
-        return 0
-    if arguments.file.is_file() and arguments.file.read_text(encoding="utf-8") == wanted:
-        return 0
-    print(f"{arguments.file} is not what the evidence says: run python tools/family_docs.py", file=sys.stderr)
-    return 1
+        raise ValueError(f"tests/families: the table and what was read differ in {set(READ) ^ set(FAMILIES)}")
+    return document(evidence())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pages import page_command  # type: ignore[import-not-found]
+
+    sys.exit(page_command(FILE, families_page, "the evidence"))

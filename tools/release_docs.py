@@ -5,7 +5,6 @@ python tools/release_docs.py [--check] [FILE]
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -175,20 +174,7 @@ def _alone(speculators: str) -> Iterator[str]:
         yield f"| {ranges(record.releases, releases)} | {found} | {where} | {adapter} |"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write docs/releases.md from the surface record.")
-    parser.add_argument("file", nargs="?", type=Path, default=FILE)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the file differs")
-    arguments = parser.parse_args()
-    wanted = document()
-    if not arguments.check:
-        arguments.file.write_text(wanted, encoding="utf-8")
-        return 0
-    if arguments.file.is_file() and arguments.file.read_text(encoding="utf-8") == wanted:
-        return 0
-    print(f"{arguments.file} is not what the record says: run python tools/release_docs.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from pages import page_command  # type: ignore[import-not-found]
+
+    sys.exit(page_command(FILE, document, "the surface record"))
