@@ -28,7 +28,8 @@ console = Console(stderr=True, highlight=False)
 
 def main() -> None:
     options = parse()
-    claim(options.output_dir, **{name: getattr(options, name) for name in ("model", "data", "layer_ids", "seq_length")})
+    settings = {name: getattr(options, name) for name in ("model", "data", "layer_ids", "seq_length")}
+    record = claimed(options.output_dir, settings)
     with screen_kept(options.log_file):
         console.print("importing speculators and vLLM")
         eagle3compat.apply()
@@ -47,6 +48,7 @@ def main() -> None:
             max_model_len=options.seq_length,
             tensor_parallel_size=options.tensor_parallel_size,
         )
+        record.write_text(json.dumps(settings))
         with progress_bar(len(samples), len(samples) - len(todo)) as advance:
             for start in range(0, len(todo), options.batch_size):
                 batch = todo[start : start + options.batch_size]
@@ -67,7 +69,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--max-samples", type=int, help="only the first so many conversations")
     parser.add_argument("--log-file", type=Path, help="where vLLM's output goes; to the screen if left out")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.model.startswith((".", "/", "~")) and not Path(options.model).is_dir():
+        parser.error(f"there is no model at {options.model}: no such folder")
+    return options
 
 
 def load_samples(model: str, data: str, limit: int, max_samples: int | None) -> list[dict[str, Any]]:
@@ -85,13 +90,13 @@ def load_samples(model: str, data: str, limit: int, max_samples: int | None) -> 
     return [{name: row[name][:limit] for name in ("input_ids", "loss_mask")} for row in rows]
 
 
-def claim(folder: Path, **settings: Any) -> None:
-    """Make the folder, or find it as the same extraction left it: files of two must not be mixed."""
+def claimed(folder: Path, settings: dict[str, Any]) -> Path:
+    """Make the folder, or find it as the same extraction left it: files of two must not be mixed. Its record's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    record = folder / "extraction.json"
+    record = folder / "eagle3compat.json"  # `eagle3compat check` and `convert` read the layer ids there
     if record.exists() and json.loads(record.read_text()) != settings:
         raise SystemExit(f"{folder} holds another extraction, {record.read_text()}. Choose another --output-dir.")
-    record.write_text(json.dumps(settings))
+    return record
 
 
 def save(path: Path, content: dict[str, Any]) -> None:

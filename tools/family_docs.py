@@ -104,7 +104,7 @@ def _reason(record: dict[str, Any]) -> Iterator[str]:
     left_out = record.get("reference", {}).get("without llama_4_scaling")
     if left_out is not None:
         yield f"- {title}: a reference that leaves `llama_4_scaling` out lies {left_out:.2g} off, so it is applied."
-    why = record.get("why", "").replace("\n", " ").strip()
+    why = record.get("why", "").split("\nThe cause is in")[0].split("\n\n")[0].replace("\n", " ").strip()
     if record["outcome"] != "equal" or why:
         yield f"- {title}: {why[:300] or record['outcome']}"
 

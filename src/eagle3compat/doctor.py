@@ -170,4 +170,7 @@ def _start_method(environment: dict[str, str | None]) -> str:
     method = environment["VLLM_WORKER_MULTIPROC_METHOD"]
     if method is not None:
         return f"{method}, as VLLM_WORKER_MULTIPROC_METHOD says"
-    return "fork, or spawn where this process uses CUDA or the platform wants it; both are adapted"
+    return (
+        "fork, or spawn where this process uses CUDA or the platform wants it (CPU builds do); both are adapted. "
+        'Spawned workers import your script again: its work must be under `if __name__ == "__main__":`'
+    )

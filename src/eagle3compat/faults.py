@@ -60,6 +60,14 @@ class _Recorder(logging.Handler):
             return
 
 
+def tell_driver(error: BaseException) -> None:
+    """In a process that a driver of this library started: have the driver show this error. Elsewhere: nothing."""
+    folder = os.environ.get(FOLDER)
+    if folder:
+        trace = (type(error), error, error.__traceback__)
+        _Recorder(folder).emit(logging.LogRecord("eagle3compat", logging.ERROR, "", 0, "", None, trace))
+
+
 def _message(error: BaseException) -> str:
     try:
         return str(error)

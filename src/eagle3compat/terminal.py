@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -51,4 +52,7 @@ def progress(doing: str) -> Iterator[Callable[[str], None]]:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    print(json.dumps(data, indent=2))
+    try:
+        print(json.dumps(data, indent=2), flush=True)
+    except BrokenPipeError:  # whoever reads it, `head` say, has had enough; what is flushed at exit goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -136,7 +136,7 @@ def test_states_come_through_shared_memory_and_pickled_alike(
     [
         ("missing model", "ModelNotFoundError", "/nowhere/model"),
         ("not a model", "ModelNotFoundError", "config.json"),
-        ("layer out of range", "ValueError", "6 out of bounds [0, 5]"),
+        ("layer out of range", "InputError", "6 out of bounds [0, 5]. Layer ids count"),
         ("no layers", "InputError", "layer_ids is empty"),
         ("layer not a number", "InputError", "'2' is not an integer"),
         ("no prompts", "InputError", "cannot be empty"),

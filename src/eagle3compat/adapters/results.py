@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import operator
 import os
 import re
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..adapter import GENERATOR, Adapter
 from ..contract import Exists
 from ..errors import GeneratorDeadError, InputError, ModelNotFoundError, ResultError
+from ..faults import tell_driver
 from ..ledger import Ledger
 
 if TYPE_CHECKING:
@@ -57,13 +59,43 @@ def in_input_order(request_ids: Iterable[str]) -> list[str]:
 def checked_constructor(constructor: Any) -> Any:
     @functools.wraps(constructor)
     def __init__(self: Any, model_path: str, layer_ids: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        refuse_in_a_spawned_worker()
         check_model_path(model_path)
         check_layer_ids(layer_ids)
         if layer_ids is not None:
             layer_ids = [operator.index(layer) for layer in layer_ids]  # numpy's and torch's integers are none to vLLM
-        constructor(self, model_path, layer_ids, *args, **kwargs)
+        try:
+            constructor(self, model_path, layer_ids, *args, **kwargs)
+        except ValueError as error:
+            if "out of bounds" not in str(error):
+                raise
+            raise InputError(
+                f"{error}. Layer ids count decoder layers from 0; those that vLLM serves a draft with are one higher."
+            ) from error
+        except OSError as error:
+            if os.path.isdir(os.fspath(model_path)):
+                raise
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            folder = os.path.abspath(os.fspath(model_path))
+            raise ModelNotFoundError(
+                f"there is no folder {folder}, and {model_path} could not be had from the hub: {said}"
+            ) from error
 
     return __init__
+
+
+def refuse_in_a_spawned_worker() -> None:
+    """Raise where a spawned worker imports the user's script again and that makes a generator there.
+
+    multiprocessing says so in `_inheriting`, by which it too refuses to start processes then.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        error = InputError(
+            "a spawned worker imports this script again, and the script makes a generator there. Put the script's work "
+            'under `if __name__ == "__main__":`.'
+        )
+        tell_driver(error)
+        raise error
 
 
 def check_model_path(model_path: Any) -> None:

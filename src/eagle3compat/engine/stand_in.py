@@ -7,6 +7,7 @@ computed once, in one piece, in the order in which it was added.
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,8 @@ class Executor:
         choice = chosen()
         self.engine = Engine(vllm_config, kv_share)
         self.transport = Transport(self.engine, choice)
-        self._finalizer = weakref.finalize(self, close, self.engine, self.transport)  # also at exit
+        self._finalizer = weakref.finalize(self, close, self.engine, self.transport)
+        atexit.register(self._finalizer)  # before multiprocessing ends the workers, and before modules are taken apart
         _executors.add(self)
 
     @property
@@ -103,7 +105,10 @@ class Executor:
         """Nothing left to do: the engine core has planned and allocated the KV cache."""
 
     def shutdown(self) -> None:
-        close(self.engine, self.transport)
+        """Stop the workers; a second time, nothing: stock asks for it once more while the interpreter ends."""
+        if self._finalizer.alive:
+            self._finalizer()
+            atexit.unregister(self._finalizer)
 
     def forget(self) -> None:
         """Drop what an earlier call left behind when it failed."""
