@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import LAYERS, SYSTEM, WIDTH, InProcess, Server, Set, prompts_of, states_of, to_float8
 
+from eagle3compat.cli import main
 from eagle3compat.dataset.check import Findings, check
 from eagle3compat.dataset.files import open_folder
 from eagle3compat.errors import InputError
@@ -136,6 +137,13 @@ def test_what_is_no_such_file_is_unreadable(in_process: InProcess) -> None:
     torch.save(torch.zeros(3), in_process.path(1))
     torch.save({"input_ids": torch.zeros(3)}, in_process.path(2), _use_new_zipfile_serialization=False)
     assert named(findings_of(in_process.folder)) == [("unreadable", 0), ("unreadable", 1), ("unreadable", 2)]
+
+
+def test_a_link_to_nowhere_is_unreadable_and_the_rest_is_read(in_process: InProcess) -> None:
+    in_process.path(1).unlink()
+    in_process.path(1).symlink_to("nowhere")
+    assert main(["check", str(in_process.folder)]) == 1
+    assert named(findings_of(in_process.folder)) == [("unreadable", 1)]
 
 
 def test_a_pickle_that_would_run_code_is_not_run(in_process: InProcess, tmp_path: Path) -> None:

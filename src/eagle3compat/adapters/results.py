@@ -7,7 +7,7 @@ import multiprocessing
 import operator
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ..contract import Exists
 from ..errors import GeneratorDeadError, InputError, ModelNotFoundError, ResultError
 from ..faults import tell_driver
 from ..ledger import Ledger
+from ..patcher import PATCHER
 
 if TYPE_CHECKING:
     from ..engine.landed import Landed
@@ -62,6 +63,7 @@ def checked_constructor(constructor: Any) -> Any:
         refuse_in_a_spawned_worker()
         check_model_path(model_path)
         check_layer_ids(layer_ids)
+        model_path = os.fspath(model_path)
         if layer_ids is not None:
             layer_ids = [operator.index(layer) for layer in layer_ids]  # numpy's and torch's integers are none to vLLM
         try:
@@ -73,15 +75,30 @@ def checked_constructor(constructor: Any) -> Any:
                 f"{error}. Layer ids count decoder layers from 0; those that vLLM serves a draft with are one higher."
             ) from error
         except OSError as error:
-            if os.path.isdir(os.fspath(model_path)):
+            if os.path.isdir(model_path):
                 raise
             said = (str(error).strip() or type(error).__name__).splitlines()[0]
-            folder = os.path.abspath(os.fspath(model_path))
+            folder = os.path.abspath(model_path)
             raise ModelNotFoundError(
                 f"there is no folder {folder}, and {model_path} could not be had from the hub: {said}"
             ) from error
+        self.__class__ = while_applied(type(self))  # type: ignore[arg-type]
 
     return __init__
+
+
+@functools.cache
+def while_applied(kind: Any) -> Any:
+    """The same class, whose `generate` outlives `revert()`: stock's own would then meet our executor unprepared."""
+
+    class Guarded(kind):  # type: ignore[misc]
+        def generate(self, token_ids: Any) -> Any:
+            if not PATCHER.active:
+                raise GeneratorDeadError("eagle3compat.revert() was called after it was made.")
+            return super().generate(token_ids)
+
+    Guarded.__name__, Guarded.__qualname__, Guarded.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    return Guarded
 
 
 def refuse_in_a_spawned_worker() -> None:
@@ -114,13 +131,17 @@ def check_layer_ids(layer_ids: Any) -> None:
     """Refuse what stock would take and fail on later; bounds are checked by stock against the model's config."""
     if layer_ids is None:
         return
-    if not hasattr(layer_ids, "__len__"):
+    if not hasattr(layer_ids, "__len__") or isinstance(layer_ids, (Set, Mapping)) or _is_scalar(layer_ids):
         raise InputError(f"layer_ids is {layer_ids!r}, not a list. Pass a list of integers, or None.")
     if len(layer_ids) == 0:
         raise InputError("layer_ids is empty, so nothing would be captured. Name at least one layer, or pass None.")
     for layer in layer_ids:
         if isinstance(layer, bool) or not _is_integer(layer):
             raise InputError(f"layer id {layer!r} is not an integer. Layer ids count decoder layers from 0.")
+
+
+def _is_scalar(value: Any) -> bool:
+    return getattr(value, "ndim", 1) == 0
 
 
 def _is_integer(value: Any) -> bool:
@@ -143,11 +164,17 @@ def token_lists(token_ids: Any) -> list[list[int]]:
         ) from None
     for index, prompt in enumerate(prompts):
         try:
-            prompts[index] = [operator.index(token) for token in prompt]
+            prompts[index] = [_token(token) for token in prompt]
         except TypeError:
-            wrong = next(token for token in prompt if not _is_integer(token))
+            wrong = next(token for token in prompt if isinstance(token, bool) or not _is_integer(token))
             raise InputError(f"prompt {index} holds {wrong!r}, which is not a token id.", index) from None
     return prompts
+
+
+def _token(value: Any) -> int:
+    if isinstance(value, bool):  # an attention mask, say
+        raise TypeError("a truth value is no token id")
+    return operator.index(value)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
@@ -170,6 +197,15 @@ def checked_generate(generate: Any) -> Any:
     def checked(self: Any, token_ids: Any) -> list[dict[str, Any]]:
         if not hasattr(self.executor, "forget"):
             raise GeneratorDeadError("it was made before eagle3compat.apply().")
+        with self.executor.lock:  # calls from several threads take turns
+            return one_at_a_time(self, token_ids)
+
+    def one_at_a_time(self: Any, token_ids: Any) -> list[dict[str, Any]]:
+        if list(self.layer_ids) != self.executor.layer_ids:
+            raise InputError(
+                f"layer_ids was set to {list(self.layer_ids)} after the generator was made for "
+                f"{self.executor.layer_ids}. Make a new generator for other layers."
+            )
         prompts = token_lists(token_ids)
         model_config = self.vllm_config.model_config
         check_prompts(prompts, model_config.get_vocab_size())

@@ -76,7 +76,7 @@ def need(*modules: str) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from .files import SERVER, open_folder
+    from .files import SERVER, open_folder, size_of
 
     folder = open_folder(options.directory, options.layout)
     need("torch", *(["safetensors"] if folder.layout is SERVER else []))
@@ -87,7 +87,7 @@ def _check(options: argparse.Namespace) -> int:
 
     layer_ids = _layer_ids(options.layer_ids, folder)
     plan = None if options.model is None else _plan(options, folder, layer_ids)
-    with progress("reading", sum(path.stat().st_size for path in folder.files.values())) as advance:
+    with progress("reading", sum(map(size_of, folder.files.values()))) as advance:
         findings = check(folder, layer_ids, options.count, advance)
     if plan is not None:
         _recompute(findings, plan, options.sample, options.seed)
@@ -134,7 +134,7 @@ def _recompute(findings: Findings, plan: Plan, count: int, seed: int) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from .files import IN_PROCESS, LAYOUTS, SERVER, open_folder
+    from .files import IN_PROCESS, LAYOUTS, SERVER, open_folder, size_of
 
     to = LAYOUTS[options.to]
     source = open_folder(options.source, (SERVER if to is IN_PROCESS else IN_PROCESS).id)
@@ -147,7 +147,7 @@ def _convert(options: argparse.Namespace) -> int:
     from .show import progress, show
 
     converted_ids(layer_ids, source.layout, to, options.num_hidden_layers)
-    total = sum(path.stat().st_size for path in source.files.values())
+    total = sum(map(size_of, source.files.values()))
     with progress("checking", total) as advance:
         findings = check(source, layer_ids, advance=advance)
     if findings.redo and not options.skip_faulty:

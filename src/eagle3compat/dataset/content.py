@@ -10,7 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from .files import IN_PROCESS, Layout, Sample, UnreadableError, opened, short
+from .files import IN_PROCESS, Layout, Sample, UnreadableError, opened, short, size_of
 
 ROWS = 2048
 """Rows that are looked at at a time: 2048 of 7168 in float32 are 56 MiB."""
@@ -45,7 +45,7 @@ def inspect(index: int, path: Path, layout: Layout, layer_ids: Sequence[int] | N
     """Read one file whole, some rows at a time. `layer_ids`, where known, tell which layers may be alike."""
     facts = Facts(index, path.name)
     try:
-        facts.size = path.stat().st_size
+        facts.size = size_of(path)
         with opened(path, layout) as sample:
             _examine(sample, layout, facts, layer_ids or ())
         if layout is IN_PROCESS:

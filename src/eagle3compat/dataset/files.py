@@ -150,10 +150,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where there is none behind the name, as behind a dangling link."""
+    try:
+        return path.stat().st_size
+    except OSError:  # opening it says what is wrong
+        return 0
+
+
 @contextmanager
 def opened(path: Path, layout: Layout) -> Iterator[Sample]:
     """The tensors of a file, mapped into memory and not read yet. Raises UnreadableError."""
-    if path.stat().st_size == 0:
+    try:
+        empty = path.stat().st_size == 0
+    except OSError as error:  # a dangling link, a loop of links
+        raise UnreadableError(error.strerror or type(error).__name__) from None
+    if empty:
         raise UnreadableError("the file is empty")
     yield _pickled(path) if layout is IN_PROCESS else _safetensors(path)
 

@@ -8,9 +8,11 @@ computed, so that chunks, preemption and any number of sequences are vLLM's own 
 from __future__ import annotations
 
 import logging
+import multiprocessing.process
 import os
 import time
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +31,18 @@ PROGRESS_SECONDS = 10.0
 SHUTDOWN_SECONDS = 10.0
 IDLE_STEPS = 1000
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for engine in _engines:
+        engine.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)
 
 
 class Engine:
@@ -67,6 +81,7 @@ class Engine:
                 return figures
 
         self.vllm_config = vllm_config
+        self._pid = os.getpid()
         self._dead = ""
         self._faults = FaultLog()
         self._core: Any = None
@@ -83,6 +98,12 @@ class Engine:
                     executor.shutdown()
                 self.shutdown()
                 raise report from error
+            except BaseException:  # Ctrl-C
+                for executor in started:
+                    executor.shutdown()
+                self.shutdown()
+                raise
+        _engines.add(self)
         executor = self._core.model_executor
         self._processes, self._queues = processes_of(executor), message_queues(executor)
         self._attest()
@@ -95,6 +116,9 @@ class Engine:
             replies: list[Any] = executor.collective_rpc(method, timeout=timeout, args=args, kwargs=kwargs)
         except Exception as error:
             raise self._failed(f"calling {method}", error) from error
+        except BaseException as error:
+            self._interrupted(error)
+            raise
         return replies
 
     def run(self, requests: Mapping[str, Any]) -> None:
@@ -128,8 +152,7 @@ class Engine:
         except BaseException as error:
             self._abort(sorted(unfinished))
             if not isinstance(error, Exception):
-                self._dead = self._dead or f"a call was interrupted by {type(error).__name__} in the middle of a step."
-                self.shutdown()
+                self._interrupted(error)
                 raise
             raise self._failed("extracting", error) from error
         log.debug("extracted %d sequences in %.1f s", len(requests), time.monotonic() - started)
@@ -190,7 +213,30 @@ class Engine:
             return False
         return bool(replies) and all(reply == word for reply in replies)
 
+    def _interrupted(self, error: BaseException) -> None:
+        """Ctrl-C, while a worker was at work: nobody has read its reply."""
+        self._dead = self._dead or f"a call was interrupted by {type(error).__name__}."
+        self.shutdown()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started the workers, and is not a fork of the one that did."""
+        return os.getpid() == self._pid
+
+    def disown(self) -> None:
+        """In a fork of the process that started the workers: leave them to it.
+
+        At exit vLLM would stop them, and multiprocessing would end what it takes for this process's children.
+        """
+        for _rank, process in self._processes:
+            getattr(multiprocessing.process, "_children", set()).discard(process)
+        finalizer = getattr(getattr(self._core, "model_executor", None), "_finalizer", None)
+        if finalizer is not None:
+            finalizer.detach()
+
     def _require_alive(self) -> None:
+        if not self.is_ours:
+            raise GeneratorDeadError(f"it belongs to process {self._pid}, of which this one is a fork.")
         if self._dead:
             raise GeneratorDeadError(self._dead)
 

@@ -8,6 +8,7 @@ computed once, in one piece, in the order in which it was added.
 from __future__ import annotations
 
 import atexit
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class Executor:
         self.pending: dict[str, Any] = {}
         self.finished: dict[str, Sequence[int]] = {}
         self.landed: dict[int, Landed] = {}
+        self.lock = threading.RLock()
         self._expectation = expectation
         choice = chosen()
         self.engine = Engine(vllm_config, kv_share)
@@ -183,8 +185,9 @@ def joined(pieces: list[Any]) -> Any:
 
 
 def close(engine: Engine, transport: Transport) -> None:
-    engine.shutdown()
-    transport.close()
+    if engine.is_ours:
+        engine.shutdown()
+        transport.close()
 
 
 V0_3 = Expectation(by_layer, listed=True)
