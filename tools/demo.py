@@ -119,7 +119,8 @@ def show_stock(python: Path) -> None:
     say("\n3. Stock speculators by itself", "bold")
     script = OUT / "extract_without_eagle3compat.py"
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines(keepends=True)
-    script.write_text("".join(line for line in lines if "eagle3compat" not in line), encoding="utf-8")
+    stock = (line for line in lines if line.strip() not in ("import eagle3compat", "eagle3compat.apply()"))
+    script.write_text("".join(stock), encoding="utf-8")
     log = OUT / "stock.log"
     with working(f"running {script.relative_to(ROOT)}"):
         status = execute(python, script, MODELS[0], OUT / "stock-states", log, screen=subprocess.DEVNULL)

@@ -87,6 +87,7 @@ class Engine:
         self._core: Any = None
         self._processes: list[tuple[int, Any]] = []
         self._queues: list[Any] = []
+        self._at_exit: Any = None
         spawn_where_fork_fails()
         with self._faults.announced():
             try:
@@ -106,6 +107,7 @@ class Engine:
         _engines.add(self)
         executor = self._core.model_executor
         self._processes, self._queues = processes_of(executor), message_queues(executor)
+        self._at_exit = getattr(executor, "_finalizer", None)
         self._attest()
 
     def call(self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
@@ -230,9 +232,8 @@ class Engine:
         """
         for _rank, process in self._processes:
             getattr(multiprocessing.process, "_children", set()).discard(process)
-        finalizer = getattr(getattr(self._core, "model_executor", None), "_finalizer", None)
-        if finalizer is not None:
-            finalizer.detach()
+        if self._at_exit is not None:
+            self._at_exit.detach()
 
     def _require_alive(self) -> None:
         if not self.is_ours:
