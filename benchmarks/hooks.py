@@ -27,7 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-PAIR = ("0.16.0", "0.3.0")
+PAIR = ("0.32.0", "0.4.0.1")
 OUT = ROOT / "out" / "hooks"
 FIGURES = ROOT / "out" / "hooks.json"
 LAYERS, HIDDEN, CAPTURED = 8, 512, [2, 4, 5, 7]
