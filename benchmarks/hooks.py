@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAIR = ("0.32.0", "0.4.0.1")
 OUT = ROOT / "out" / "hooks"
 FIGURES = ROOT / "out" / "hooks.json"
-LAYERS, HIDDEN, CAPTURED = 8, 512, [2, 4, 5, 7]
+LAYERS, HIDDEN, CAPTURED = 32, 1024, [2, 16, 29, 31]
 PROMPTS, LENGTH = 4, 256
 
 Figures = dict[str, list[float]]
