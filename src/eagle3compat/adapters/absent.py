@@ -20,6 +20,9 @@ class Gone(type):
     Adapters rebind what stock uses for extraction; what is left is of no use to it.
     """
 
+    adapter: str
+    """The id of the adapter that supplied it."""
+
     def __new__(mcs, name: str, bases: tuple[type, ...] = (), namespace: dict[str, Any] | None = None) -> Gone:
         return super().__new__(mcs, name, bases, namespace or {})
 
@@ -28,7 +31,7 @@ class Gone(type):
 
     def __call__(cls, *_args: Any, **_kwargs: Any) -> Any:
         raise IncompatibleError(
-            "an import adapter", cls.__name__, "a name that the installed library has", "nothing of that name",
+            cls.adapter, cls.__name__, "a name that the installed library has", "nothing of that name",
             "No adapter replaces this use of it. Run `eagle3compat doctor` and report its output.",
         )
 
@@ -58,7 +61,7 @@ def supplied(adapter: str, stock_modules: Sequence[str], of: str) -> Iterator[No
             for imported in imports:
                 module = _module(imported.module, modules)
                 if imported.name not in (None, "*") and not _has(module, imported.name):
-                    ledger.rebind(adapter, module, imported.name, Gone(f"{imported.module}:{imported.name}"))
+                    ledger.rebind(adapter, module, imported.name, Gone(imported.path, (), {"adapter": adapter}))
         yield
     finally:
         ledger.restore()

@@ -92,18 +92,15 @@ class Engine:
         with self._faults.announced():
             try:
                 self._core = EngineCore(vllm_config, ExtractionExecutor, log_stats=False)
-            except Exception as error:
+            except BaseException as error:  # Ctrl-C as well
                 report = self._faults.error("starting the engine", error)
                 for executor in started:  # the engine core failed over workers that run: it would leave them behind
                     self._processes, self._queues = processes_of(executor), message_queues(executor)
                     executor.shutdown()
                 self.shutdown()
+                if not isinstance(error, Exception):
+                    raise
                 raise report from error
-            except BaseException:  # Ctrl-C
-                for executor in started:
-                    executor.shutdown()
-                self.shutdown()
-                raise
         _engines.add(self)
         executor = self._core.model_executor
         self._processes, self._queues = processes_of(executor), message_queues(executor)
