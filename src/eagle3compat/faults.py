@@ -32,6 +32,11 @@ REMEDIES = (
     ("UnprovenCaptureError", "The reason above says what this model lacks."),
 )
 GENERAL = "The cause is in the traceback below; `eagle3compat doctor` shows what is installed."
+UNEXPLAINED = "`eagle3compat doctor` shows what is installed; what the worker printed may say more."
+GONE = (
+    "The generator can no longer be used: make a new one; results returned earlier are intact. Exit code -9 is most "
+    "often the kernel's, when host memory runs out; 0 comes after Ctrl-C, which a terminal sends to workers as well."
+)
 
 
 class _Recorder(logging.Handler):
@@ -128,7 +133,8 @@ class FaultLog:
             process = dead or "the engine"
             kind, message, trace = type(raised).__name__, str(raised), ""
         text = f"{kind} {message} {raised}"
-        remedy = next((advice for word, advice in REMEDIES if word in text), GENERAL)
+        usual = GENERAL if trace else GONE if dead else UNEXPLAINED
+        remedy = next((advice for word, advice in REMEDIES if word in text), usual)
         return WorkerError(doing, kind, message, trace, process, remedy)
 
     def close(self) -> None:

@@ -66,6 +66,8 @@ def test_without_a_record_the_exception_of_the_call_is_told(faults: FaultLog) ->
     assert "the engine failed while starting the engine: TimeoutError: no reply" in str(error)
     dead = faults.error("extracting", EOFError(), "worker process VllmWorker-1 ended with exit code -9")
     assert "VllmWorker-1 ended with exit code -9 failed while extracting: EOFError: (the exception" in str(dead)
+    assert "can no longer be used: make a new one" in str(dead)
+    assert "traceback below" not in str(error) + str(dead), "there is none"
 
 
 def test_a_record_is_told_once(faults: FaultLog, worker: logging.Logger) -> None:

@@ -189,11 +189,7 @@ class Engine:
 
     def _failed(self, doing: str, error: Exception) -> WorkerError | GeneratorDeadError:
         """The error to raise for `error`; finds out whether the engine can still be used."""
-        gone = [
-            f"worker process {process.name} (rank {rank}, pid {process.pid}) ended with exit code {process.exitcode}"
-            for rank, process in self._processes
-            if not process.is_alive()
-        ]
+        gone = self._gone()
         report = self._faults.error(doing, error, "; ".join(gone))
         if gone or getattr(self._core.model_executor, "is_failed", False):
             self._dead = "; ".join(gone) + "." if gone else "its workers have failed."
@@ -202,6 +198,14 @@ class Engine:
         if self._dead:
             self.shutdown()
         return report
+
+    def _gone(self) -> list[str]:
+        """The worker processes that have ended, each with its exit code."""
+        return [
+            f"worker process {process.name} (rank {rank}, pid {process.pid}) ended with exit code {process.exitcode}"
+            for rank, process in self._processes
+            if not process.is_alive()
+        ]
 
     def _in_step(self) -> bool:
         """Whether the next reply of every rank belongs to the next call."""
@@ -235,6 +239,9 @@ class Engine:
     def _require_alive(self) -> None:
         if not self.is_ours:
             raise GeneratorDeadError(f"it belongs to process {self._pid}, of which this one is a fork.")
+        if not self._dead and self._gone():  # between two calls
+            self._dead = "; ".join(self._gone()) + "."
+            self.shutdown()
         if self._dead:
             raise GeneratorDeadError(self._dead)
 
