@@ -38,7 +38,7 @@ Figures = dict[str, list[float]]
 
 def make_model(folder: Path) -> None:
     """The tiny Llama of the tests, deeper and wider."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "src/eagle3compat/yardstick"))
     import tiny  # type: ignore[import-not-found]
 
     tiny.HIDDEN = HIDDEN

@@ -26,7 +26,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def make_model(folder: Path, shape: dict[str, int]) -> None:
     """A config of Qwen3 and the tokenizer of the tests; weights are vLLM's dummies."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "src/eagle3compat/yardstick"))
     import tiny  # type: ignore[import-not-found]
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -110,7 +110,7 @@ def make_models(python: Path) -> None:
     say("\n2. Tiny models with random weights", "bold")
     for model in MODELS:
         with working(f"making {model.title}"):
-            command = ("tests/tiny.py", model.family, str(model.folder), "--dtype", "float16")
+            command = ("src/eagle3compat/yardstick/tiny.py", model.family, str(model.folder), "--dtype", "float16")
             run(python, *command, log=OUT / f"make-{model.family}.log")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src/eagle3compat/yardstick"))
 
 import reference  # type: ignore[import-not-found]
 

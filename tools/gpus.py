@@ -127,14 +127,14 @@ def make_models(folder: Path) -> dict[str, Path]:
     def make(family: str) -> None:
         target = made[family]
         if not target.exists():
-            subprocess.run([sys.executable, str(ROOT / "tests/tiny.py"), family, str(target)], check=True,
-                           env=environment(), capture_output=True)
+            command = [sys.executable, str(ROOT / "src/eagle3compat/yardstick/tiny.py"), family, str(target)]
+            subprocess.run(command, check=True, env=environment(), capture_output=True)
         for batch, tokens in prompts().items():
             asked = folder / f"{family}-{batch}.json"
             if asked.with_suffix(".pt").exists():
                 continue
             asked.write_text(json.dumps(tokens))
-            command = [sys.executable, str(ROOT / "tests/reference.py"), str(target), str(asked)]
+            command = [sys.executable, str(ROOT / "src/eagle3compat/yardstick/reference.py"), str(target), str(asked)]
             subprocess.run([*command, str(asked.with_suffix(".pt")), "--dtype", "float32"], check=True,
                            env=environment(), capture_output=True)
 

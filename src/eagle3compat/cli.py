@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from .dataset import command as dataset
 from .errors import Eagle3CompatError, InputError
+from .matrix import command as matrix
 
 HEALTHY, UNHEALTHY, USAGE = 0, 1, 2
 RUN_USAGE = "eagle3compat run SCRIPT [ARG ...]\n       eagle3compat run -m MODULE [ARG ...]"
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(words)
     if "dataset" in parsed:
         return dataset.run(parsed)
+    if parsed.command == "matrix":
+        return matrix.run(parsed)
     if parsed.command == "rehearse":
         return _rehearse(parsed)
     gc.disable()  # one short look at syntax trees, none of which becomes garbage: it takes half the time without
@@ -68,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--index-url", metavar="URL", help="the package index; default: pip's")
     probe.add_argument("--json", action="store_true", help="print one JSON object")
     dataset.add_parsers(commands)
+    matrix.add_parser(commands)
     commands.add_parser("run", help="run a stock script, unmodified, adapted in every process", usage=RUN_USAGE)
     return parser
 

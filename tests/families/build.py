@@ -1,7 +1,7 @@
 """Makes a family's tiny model: `python build.py FAMILY DIR`. Needs torch and transformers, not vLLM.
 
 Prints what transformers has of the family as JSON. Where it has the model, its own `save_pretrained` writes the
-weights, drawn so that a comparison means something (see `tests/tiny.py`): every layer moves the stream by about its own
+weights, drawn so that a comparison means something (see `tiny.py`): every layer moves the stream by about its own
 size, and a router reads channels that no layer writes to, so that rounding cannot tip it. Where it has not, they are
 written under the names of the hub's checkpoints.
 """
@@ -20,8 +20,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src/eagle3compat/yardstick"))
 
 import tiny
+
 from families.checkpoints import CHECKPOINTS
 from families.table import EXPERTS, FAMILIES, HIDDEN, Family
 
@@ -137,7 +139,7 @@ def draw(name: str, old: torch.Tensor, family: Family) -> torch.Tensor | None:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """That of `tests/tiny.py`, with the tokens that stand for images."""
+    """That of `tiny.py`, with the tokens that stand for images."""
     from tokenizers import Tokenizer
 
     tiny._write_tokenizer(directory)

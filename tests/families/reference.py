@@ -17,8 +17,10 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src/eagle3compat/yardstick"))
 
 import reference
+
 from families import compare
 from families.build import build
 from families.table import FAMILIES, Family

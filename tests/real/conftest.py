@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import environments  # noqa: E402
+from eagle3compat.yardstick import REFERENCE as REFERENCE_SCRIPT  # noqa: E402
+from eagle3compat.yardstick import TINY  # noqa: E402
 
 REFERENCE = ("0.16.0", "0.3.0")
 FAMILIES = ("llama", "qwen3", "deepseek_v3")
@@ -100,7 +102,7 @@ def models(shared: Path) -> dict[str, Path]:
 
     def make(target: Path) -> None:
         for family in FAMILIES:
-            command = [python, str(ROOT / "tests/tiny.py"), family, str(target / family)]
+            command = [python, str(TINY), family, str(target / family)]
             execute(command, shared / f"tiny-{family}.log", settings())
 
     folder = once(shared, "models", make)
@@ -116,7 +118,7 @@ def references(shared: Path, models: dict[str, Path]) -> Callable[[str, str], An
         def make(target: Path) -> None:
             prompts = shared / f"{family}-{batch}.json"
             prompts.write_text(json.dumps(PROMPTS[batch]))
-            command = [python, str(ROOT / "tests/reference.py"), str(models[family]), str(prompts), str(target)]
+            command = [python, str(REFERENCE_SCRIPT), str(models[family]), str(prompts), str(target)]
             execute([*command, "--dtype", "float32"], shared / f"reference-{family}-{batch}.log", settings())
 
         return once(shared, f"reference-{family}-{batch}.pt", make)

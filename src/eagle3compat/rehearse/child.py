@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..steps import Events
 from .loader import LOAD_FORMAT
 
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
@@ -41,33 +40,6 @@ class Plan:
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-
-class Events:
-    """One JSON line a step, for the parent to read while this runs."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[dict[str, Any]]:
-        """One step; what is put into the dict that it gives is told with it."""
-        started, told = time.monotonic(), {"step": name}
-        self._write({**told, "state": "begun"})
-        facts: dict[str, Any] = {}
-        try:
-            yield facts
-        except BaseException as error:
-            self._write({
-                **told, "state": "failed", "type": type(error).__name__, "message": str(error),
-                "seconds": time.monotonic() - started, "traceback": traceback.format_exc(),
-            })
-            raise
-        self._write({**told, **facts, "state": "done", "seconds": time.monotonic() - started})
-
-    def _write(self, event: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
 
 
 def rehearse(plan: Plan, events: Events) -> None:

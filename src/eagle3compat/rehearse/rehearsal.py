@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +15,7 @@ from typing import Any
 from ..detect import package
 from ..errors import InputError
 from ..hardware import Accelerator, accelerators, visible
+from ..steps import end, follow, start
 from .config import Config, Model
 from .estimate import Estimate, default_layer_ids, estimate
 from .folder import read_config, read_index, source, write
@@ -29,7 +25,6 @@ from .shrink import Small, shrink
 
 LONGEST = 512
 LONGEST_MESSAGE = 600
-POLL_SECONDS = 0.2
 REMEDIES = (
     ("requires you to execute", "The model's own code must be in its folder: fetch its .py files too."),
     ("does not recognize this architecture", "This transformers is older than the model: update it with vLLM."),
@@ -199,15 +194,12 @@ def _run(
     plan = plan_of(config, str(model), ids, options.tensor_parallel_size, longest)
     plan.write(place / "plan.json")
     events, log = place / "events.jsonl", place / "log"
-    with log.open("w") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "eagle3compat.rehearse.child", str(place / "plan.json"), str(events)],
-            stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
-        )
+    command = [sys.executable, "-m", "eagle3compat.rehearse.child", str(place / "plan.json"), str(events)]
+    child = start(command, log, environment)
     steps: list[dict[str, Any]] = []
     late = False
     try:
-        for event in _follow(child, events, options.timeout):
+        for event in follow(child, events, options.timeout):
             if event["state"] == "begun":
                 progress(event["step"])
             else:
@@ -215,37 +207,12 @@ def _run(
     except TimeoutError:
         late = True
     finally:
-        _end(child)
+        end(child)
     problems = _problems(child.returncode, steps, options.timeout if late else None, log)
     if problems:
         return steps, problems, str(log)
     shutil.rmtree(place, ignore_errors=True)
     return steps, [], ""
-
-
-def _follow(child: subprocess.Popen[bytes], events: Path, timeout: float) -> Iterator[dict[str, Any]]:
-    """Events as they come, until the child has ended. Raises TimeoutError."""
-    deadline = time.monotonic() + timeout
-    read = 0
-    while True:
-        ended = child.poll() is not None
-        lines = events.read_text(encoding="utf-8").splitlines(keepends=True) if events.exists() else []
-        for line in lines[read:]:
-            if line.endswith("\n"):
-                read += 1
-                yield json.loads(line)
-        if ended:
-            return
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(POLL_SECONDS)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and the workers that it started, which are in its process group."""
-    with suppress(ProcessLookupError):  # all of them have ended by themselves
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _problems(code: int | None, steps: Sequence[dict[str, Any]], late: float | None, log: Path) -> list[Problem]:

@@ -1,6 +1,6 @@
 """The independent path: what transformers says the residual streams are, and how far two answers are apart.
 
-    python tests/reference.py MODEL_DIR PROMPTS.json OUT.pt [--dtype float32]
+    python reference.py MODEL_DIR PROMPTS.json OUT.pt [--dtype float32]
 
 Run in a process of its own: it needs torch and transformers, and never imports vLLM. PROMPTS.json holds a
 list of token id lists. OUT.pt, for `torch.load`, holds for each prompt the list of its streams: item k is the

@@ -1,4 +1,4 @@
-"""Tiny random-weight models, made on the spot: `python tests/tiny.py FAMILY DIR [--seed N] [--layers N] [--dtype D]`.
+"""Tiny random-weight models, made on the spot: `python tiny.py FAMILY DIR [--seed N] [--layers N] [--dtype D]`.
 
 Needs torch, transformers, tokenizers and safetensors, of any release; what is written does not depend on it: the config
 is in the older form (`torch_dtype`, `rope_theta`), which transformers 4 and 5 both read, and the weights are drawn by
