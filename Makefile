@@ -12,7 +12,7 @@ STAMP := .venv/.complete
 # vLLM and speculators, on each of which the real tests run.
 PAIRS := 0.11.0/0.3.0 0.11.0/0.4.0.1 0.16.0/0.3.0 0.16.0/0.4.0.1 0.32.0/0.3.0 0.32.0/0.4.0.1
 
-.PHONY: help venv demo test lint unit environments real families docs docs-check surfaces release-check bench bench-gpu clean
+.PHONY: help venv demo test lint unit environments real families docs docs-check surfaces matrix release-check bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -55,10 +55,16 @@ docs-check: $(STAMP)  ## the generated pages are what they are made from
 	$(BIN)/python tools/adapter_docs.py --check
 	$(BIN)/python tools/release_docs.py --check
 	$(BIN)/python tools/family_docs.py --check
+	$(BIN)/eagle3compat matrix check
+	$(BIN)/python tools/matrix_docs.py --check
 
 surfaces: $(STAMP)  ## make tests/surfaces anew from the package index, after a vLLM release or a change of clauses
 	$(BIN)/python tools/surface_record.py
 	$(BIN)/python tools/release_docs.py
+
+matrix: $(STAMP)  ## measure every pair that has no evidence yet, in an environment each: hours, and it goes on where it stopped
+	$(BIN)/python tools/matrix.py
+	$(BIN)/python tools/matrix_docs.py
 
 docs: docs-check  ## build the documentation into out/site; a broken link or a page outside the menu fails
 	$(BIN)/mkdocs build --quiet

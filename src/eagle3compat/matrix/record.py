@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, detect, plan
+from ..doctor import absent
 from ..errors import Eagle3CompatError, InputError
 from ..rehearse.config import Model
 from ..rehearse.folder import read_config
@@ -61,9 +62,9 @@ def record(options: Options, progress: Progress) -> list[Path]:
     """Measure, and write the evidence; the files. Raises InputError, RecordError."""
     if options.tensor_parallel_size < 1:
         raise InputError(f"the tensor-parallel size is {options.tensor_parallel_size}. It must be 1 or more.")
-    missing = [name for name in ("vllm", "speculators") if detect.package(name) is None]
+    missing = absent()
     if missing:
-        raise InputError(f"{' and '.join(missing)} is not installed here. Run this in the environment to be measured.")
+        raise InputError("\n".join([*missing, "Run this in the environment that is to be measured."]))
     with tempfile.TemporaryDirectory(prefix="eagle3compat-matrix-") as temporary:
         scratch = options.scratch or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
