@@ -45,3 +45,18 @@ def calls_of(options: argparse.Namespace) -> list[list[list[int]]]:
 
 def max_length(options: argparse.Namespace) -> int:
     return int(options.tokens) + 48
+
+
+def save_model(folder: Path, shape: dict[str, int]) -> None:
+    """The same with random weights on disk, for those who cannot make their own. Needs transformers."""
+    make_model(folder, shape)
+    import tiny
+    from safetensors.torch import save_file
+
+    shapes = tiny._checkpoint_shapes(folder)
+    weights = {name: tiny._draw(name, size, 0, tiny.FAMILIES["qwen3"]) for name, size in shapes.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    save_model(Path(sys.argv[1]), SHAPES[sys.argv[2]]["model"])
