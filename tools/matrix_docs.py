@@ -53,6 +53,11 @@ shifted row are off by more than {control}. After the level stands the largest d
 """
 LAST = """\
 
+(a) What this build of vLLM computes by itself is not what transformers computes for one of the models, without this
+library as well: the states equal those of vLLM's own forward, tapped in `vllm.LLM`.
+
+(b) This build of vLLM cannot run that model by itself either.
+
 To measure one more: `eagle3compat matrix record` in its environment, then `eagle3compat matrix build`. `make matrix`
 does it for every pair and goes on where it stopped: {seconds:.0f} seconds a pair and processor core, with environments
 of some gigabytes each, which it deletes as it goes.
@@ -75,7 +80,12 @@ def level(cell: Cell | None) -> str:
 def said(cell: Cell | None) -> str:
     if cell is None:
         return UNTESTED
-    return f"parity, {cell.worst:.0e}" if cell.level == "parity" else f"{cell.level}: {cell.result}".replace("|", "\\|")
+    text = f"parity, {cell.worst:.0e}" if cell.level == "parity" else f"{cell.level}: {cell.result}"
+    if cell.level == "parity" and any("vllm" in piece["reference"] for piece in cell.able):
+        text += " (a)"
+    if cell.unable and len(cell.unable) < len({piece["model"] for piece in cell.pieces.values()}):
+        text += f" (b: {', '.join(cell.unable)})"
+    return text.replace("|", "\\|")
 
 
 def page() -> str:

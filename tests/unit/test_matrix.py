@@ -12,7 +12,8 @@ from tools import release_docs
 from eagle3compat import cli
 from eagle3compat.matrix import book, evidence
 from eagle3compat.matrix.child import Plan, Subject
-from eagle3compat.matrix.record import prompts, release
+from eagle3compat.matrix.record import release
+from eagle3compat.matrix.subjects import first_error, prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = evidence.read(ROOT / "evidence" / "matrix")
@@ -104,6 +105,15 @@ class TestTheBook:
         assert (second.level, second.result) == ("apply", 'load: KeyError: "x"')
         assert second.adapters == ["configs"]
 
+    def test_a_model_that_vllm_cannot_run_by_itself_is_not_held_against_the_pair(self) -> None:
+        failed = piece(model="qwen3", level="apply", result="load: KeyError", alone="KeyError: 'x'")
+        both = book.Cell("0.16.0", "0.3.0", {"a": piece(level="parity"), "b": failed})
+        assert (both.level, both.result, both.unable, both.worst) == ("parity", "ok", ["qwen3"], 3e-6)
+        none = book.Cell("0.16.0", "0.3.0", {"b": failed})
+        assert (none.level, none.result) == ("apply", "vLLM by itself: KeyError: 'x'")
+        ours = book.Cell("0.16.0", "0.3.0", {"a": piece(level="parity"), "b": {**failed, "alone": "ok"}})
+        assert (ours.level, ours.result) == ("apply", "load: KeyError"), "vLLM can, and this pair cannot"
+
     def test_build_then_check(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["matrix", "check"]) == 1
         assert "there is no compat_matrix.yaml" in capsys.readouterr().err
@@ -161,8 +171,20 @@ class TestRecord:
     def test_another_build_of_a_release_is_that_release(self, version: str, of: str) -> None:
         assert release(version) == of
 
+    @pytest.mark.parametrize(
+        ("log", "says"),
+        [
+            ("(EngineCore pid=7) ERROR [core.py:9] NotImplementedError: MLA is not here.\nRuntimeError: Engine core "
+             "initialization failed. See root cause above.", "NotImplementedError: MLA is not here."),
+            ("Traceback\n  raise x\ntorch.OutOfMemoryError: no room\nValueError: later", "torch.OutOfMemoryError: no room"),
+            ("nothing of use", "it ended with exit code 3"),
+        ],
+    )  # fmt: skip
+    def test_what_vllm_alone_died_of_is_its_first_error(self, log: str, says: str) -> None:
+        assert first_error(log, 3) == says
+
     def test_a_plan_is_read_as_it_was_written(self, tmp_path: Path) -> None:
-        plan = Plan([Subject("llama", "/m", [1, 0], [[[9, 10]]], "/r.pt")], 1, "", "float32", 256)
+        plan = Plan([Subject("llama", "/m", [1, 0], [[[9, 10]]], "/r.pt", "/s.pt")], 1, "", "float32", 256)
         plan.write(tmp_path / "plan.json")
         assert Plan.read(tmp_path / "plan.json") == plan
 

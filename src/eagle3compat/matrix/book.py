@@ -26,8 +26,18 @@ class Cell:
     pieces: Mapping[str, Evidence]
 
     @property
+    def able(self) -> list[Evidence]:
+        """The runs of models that this vLLM can run by itself; all, where it can run none."""
+        return [piece for piece in self.pieces.values() if piece.get("alone", "ok") == "ok"] or [*self.pieces.values()]
+
+    @property
+    def unable(self) -> list[str]:
+        """The models that this vLLM cannot run by itself either."""
+        return sorted({piece["model"] for piece in self.pieces.values() if piece.get("alone", "ok") != "ok"})
+
+    @property
     def lowest(self) -> Evidence:
-        return min(self.pieces.values(), key=lambda piece: LEVELS.index(piece["level"]))
+        return min(self.able, key=lambda piece: LEVELS.index(piece["level"]))
 
     @property
     def level(self) -> str:
@@ -35,7 +45,8 @@ class Cell:
 
     @property
     def result(self) -> str:
-        return str(self.lowest["result"])
+        alone = self.lowest.get("alone", "ok")
+        return str(self.lowest["result"]) if alone == "ok" else f"vLLM by itself: {alone}"
 
     @property
     def adapters(self) -> list[str]:
@@ -46,7 +57,7 @@ class Cell:
     @property
     def worst(self) -> float:
         """The largest error of any tensor in float32 runs, NaN where none was compared."""
-        errors = [evidence.worst(piece) for piece in self.pieces.values() if piece["dtype"] == "float32"]
+        errors = [evidence.worst(piece) for piece in self.able if piece["dtype"] == "float32"]
         return max(errors, default=float("nan"))
 
 
@@ -76,6 +87,7 @@ def _lines(found: list[Cell], folder: str) -> Iterator[str]:
         yield f"  level: {cell.level}"
         yield f"  result: {json.dumps(cell.result)}"
         yield f"  adapters: [{', '.join(cell.adapters)}]"
+        yield f"  vllm_cannot_run: [{', '.join(cell.unable)}]"
         yield "  evidence:"
         for name, piece in cell.pieces.items():
             yield f"  - file: {folder}/{name}"

@@ -1,5 +1,8 @@
 """Runs one cell: `python -m eagle3compat.matrix.child PLAN EVENTS`, in the environment that is measured.
 
+`python -m eagle3compat.matrix.child PLAN --compare NAME STREAMS` prints, as JSON, how the states that it left for a
+model compare with other streams than the plan's.
+
 PLAN is the JSON of a `Plan`. Steps are told as `eagle3compat.steps` tells them; those of a model carry its name, and
 where one fails the next model is tried.
 """
@@ -12,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -24,13 +27,14 @@ GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
 
 @dataclass(frozen=True)
 class Subject:
-    """A model: its folder, what to extract from it, and the file of transformers' streams for the same prompts."""
+    """A model: its folder, what to extract from it, transformers' streams for the same prompts, and where states go."""
 
     name: str
     folder: str
     layer_ids: list[int]
     calls: list[list[list[int]]]
     reference: str
+    states: str
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def extract(plan: Plan, subject: Subject, module: Any, events: Events) -> None:
                 facts["start_method"] = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork")
                 facts["tokens"] = sum(len(result["input_ids"]) for result in results)
             with events.step(f"compare {subject.name}") as facts:
+                keep(subject, results)
                 facts.update(compare(subject, results))
         finally:
             generator.executor.shutdown()
@@ -108,6 +113,13 @@ def _generator(plan: Plan, module: Any) -> Any:
             return config
 
     return Recorded
+
+
+def keep(subject: Subject, results: Sequence[dict[str, Any]]) -> None:
+    """Leave the results beside the plan, for another comparison."""
+    import torch
+
+    torch.save([{name: result[name] for name in ("input_ids", "hidden_states")} for result in results], subject.states)
 
 
 def compare(subject: Subject, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -144,7 +156,17 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
+def compare_again(plan: Plan, name: str, streams: str) -> None:
+    import torch
+
+    (subject,) = [subject for subject in plan.subjects if subject.name == name]
+    print(json.dumps(compare(replace(subject, reference=streams), torch.load(subject.states))))
+
+
 def main() -> int:
+    if "--compare" in sys.argv:
+        compare_again(Plan.read(Path(sys.argv[1])), *sys.argv[3:])
+        return 0
     try:
         run(Plan.read(Path(sys.argv[1])), Events(Path(sys.argv[2])))
     except Exception:  # noqa: BLE001  the parent has it from the events; the log shows it as Python would

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import hashlib
 import json
 import os
 import platform
-import random
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import __version__, detect, plan
 from ..doctor import absent
-from ..errors import Eagle3CompatError, InputError
-from ..rehearse.config import Model
-from ..rehearse.folder import read_config
+from ..errors import InputError
 from ..steps import end, follow, start
-from ..yardstick import REFERENCE, TINY
 from . import evidence
 from .child import Plan, Subject
+from .subjects import SAID, Progress, RecordError, alone, locked, subject, version
 
-TINY_MODELS = ("llama", "qwen3", "deepseek_v3")
 MAX_MODEL_LEN = 256
-SAID = 400
-"""Characters of an error that are kept."""
 PACKAGES = ("vllm", "speculators", "torch", "transformers")
-
-Progress = Callable[[str], None]
-
-
-class RecordError(Eagle3CompatError, RuntimeError):
-    """A cell could not be measured at all: its model or its reference could not be made."""
 
 
 @dataclass(frozen=True)
@@ -77,72 +63,48 @@ def record(options: Options, progress: Progress) -> list[Path]:
             "environment": environment(),
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         }
+        place = Path(temporary)
         with locked(scratch):
-            subjects = [subject(name, scratch, progress) for name in options.models]
-        steps, log = _run(options, subjects, Path(temporary), progress)
-        return [
-            evidence.write({**common, **_cell(options, one, steps, log)}, options.out) for one in subjects
-        ]
+            subjects = [subject(name, scratch, place, progress) for name in options.models]
+        steps, log = _run(options, subjects, place, progress)
+        cells = []
+        for one in subjects:
+            cell = _cell(options, one, steps, log)
+            if not evidence.equal(cell):
+                progress(f"asking vLLM alone about {one.name}")
+                with locked(scratch):
+                    said, streams = alone(one, options.dtype, _environment(), options.timeout)
+                cell |= _beside(cell, _anywhere(said), _again(one, place, streams))
+            cells.append(evidence.write({**common, **cell}, options.out))
+        return cells
 
 
-@contextmanager
-def locked(scratch: Path) -> Iterator[None]:
-    """Hold the folder of models and references, which several recordings may share. The system drops a dead one's."""
-    with (scratch / "lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def subject(name: str, scratch: Path, progress: Progress) -> Subject:
-    """A model with prompts and transformers' answer to them, made where `scratch` has none."""
-    folder = Path(name)
-    if name in TINY_MODELS:
-        folder = scratch / name
-        if not (folder / "model.safetensors").is_file():
-            progress(f"making {name}")
-            _script([TINY, name, folder])
-    elif not (folder / "config.json").is_file():
-        raise InputError(f"{name} is no folder with a config.json, nor one of {', '.join(TINY_MODELS)}.")
-    model = Model(read_config(folder))
-    layers = model.layers
-    if layers < 2:
-        raise InputError(f"{name} has {layers} decoder layer, and a wrong layer must be told from the right one.")
-    calls = prompts(int(model.get("vocab_size", 1000)))
-    flat = [prompt for call in calls for prompt in call]
-    key = hashlib.sha256(json.dumps([str(folder.resolve()), flat]).encode()).hexdigest()[:12]
-    streams = scratch / f"reference-{folder.name}-{key}.pt"
-    if not streams.is_file():
-        progress(f"asking transformers about {folder.name}")
-        asked = streams.with_suffix(".prompts")
-        asked.write_text(json.dumps(flat))
-        part = streams.with_suffix(".part")
-        _script([REFERENCE, folder, asked, part, "--dtype", "float32"])
-        made_by = {package: version(package) for package in ("transformers", "torch")}
-        streams.with_suffix(".json").write_text(json.dumps(made_by))
-        part.replace(streams)
-    ids = [layers - 2, 0, layers - 1, layers // 3, layers - 2]  # unsorted, one twice, the last among them
-    return Subject(folder.name, str(folder), ids, calls, str(streams))
-
-
-def prompts(vocabulary: int) -> list[list[list[int]]]:
-    """Two calls: one of twelve samples of any length, one of more than 32 and, together, more than 8,192 tokens."""
-    rng = random.Random(0)
-    low, high = min(8, vocabulary // 2), min(600, vocabulary)
-
-    def call(count: int, shortest: int, longest: int) -> list[list[int]]:
-        lengths = [rng.randint(shortest, longest) for _ in range(count)]
-        return [[rng.randrange(low, high) for _ in range(length)] for length in lengths]
-
-    return [call(12, 1, 90), call(40, 215, 250)]
-
-
-def _script(words: Sequence[str | Path]) -> None:
-    """Run a script of the yardstick to its end. Raises RecordError with the end of what it wrote."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=environment)
+def _again(one: Subject, place: Path, streams: Path) -> dict[str, Any]:
+    """How the states compare with vLLM's own streams; empty where one of them is not there."""
+    if not (streams.is_file() and Path(one.states).is_file()):
+        return {}
+    module = f"{__package__}.child"
+    command = [sys.executable, "-m", module, str(place / "plan.json"), "--compare", one.name, str(streams)]
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment())
     if done.returncode:
-        name = Path(words[0]).name
-        raise RecordError(f"eagle3compat: {name} ended with {done.returncode}: {done.stderr.strip()[-SAID:]}")
+        raise RecordError(f"eagle3compat: comparing {one.name} failed: {done.stderr.strip()[-SAID:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
+    return found
+
+
+def _beside(cell: evidence.Evidence, said: str, figures: dict[str, Any]) -> evidence.Evidence:
+    """What changes where transformers did not confirm a cell: what vLLM does alone, its streams being the yardstick."""
+    changed: evidence.Evidence = {"alone": said}
+    if figures:
+        changed |= {
+            "errors": figures["errors"], "controls": figures["controls"], "tensors": figures["tensors"],
+            "reference": {"vllm": version("vllm")},
+            "transformers": {"errors": cell["errors"], "reference": cell["reference"]},
+        }
+        if evidence.equal({**cell, **changed}):
+            off = evidence.worst(cell)
+            changed["result"] = f"equal to vLLM's own forward, which is off from transformers' by {off:.1e}"
+    return changed
 
 
 def _run(
@@ -252,11 +214,6 @@ def environment() -> dict[str, Any]:
 def _distribution(name: str) -> str:
     found = detect.package(name)
     return (found.distribution if found else None) or name
-
-
-def version(name: str) -> str:
-    found = detect.package(name)
-    return (found.version if found else None) or "unknown"
 
 
 def release(found: str) -> str:

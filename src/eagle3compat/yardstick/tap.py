@@ -1,0 +1,93 @@
+"""vLLM by itself: does it run the model, and what are its residual streams.
+
+    python tap.py MODEL_DIR PROMPTS.json OUT.pt [--dtype float32]
+
+Neither speculators nor this library takes part: `vllm.LLM` runs each prompt alone and whole, and what enters the norm
+at the head of each decoder layer, and the final norm, is kept. That is the path for a build whose own forward is
+another than transformers', or that cannot run the model at all. OUT.pt is as reference.py writes it; it is not written
+for a model whose layers do not begin with `input_layernorm`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FINAL = ("norm", "norm_f", "final_layernorm")
+
+
+class Tap:
+    """Worker extension: keeps what enters the norm after each decoder layer, the sum where it adds a residual."""
+
+    def tap_install(self) -> bool:
+        """Whether the model is of the kind that can be tapped."""
+        worker: Any = self
+        lists = [
+            (module, child)
+            for module in worker.model_runner.model.modules()
+            for name, child in module.named_children()
+            if name == "layers" and isinstance(child, torch.nn.ModuleList)
+        ]
+        if not lists:
+            return False
+        base, layers = max(lists, key=lambda found: len(found[1]))
+        heads = [getattr(layer, "input_layernorm", None) for layer in list(layers)[1:]]
+        final = next((child for name, child in base.named_children() if name in FINAL), None)
+        if final is None or None in heads:
+            return False
+        norms = [*heads, final]
+        worker.tapped = [None] * len(norms)
+        for index, module in enumerate(norms):
+            module.register_forward_pre_hook(self._tap_keep(index))
+        return True
+
+    def _tap_keep(self, index: int) -> Any:
+        worker: Any = self
+
+        def keep(_module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+            parts = [part for part in arguments if isinstance(part, torch.Tensor)]
+            worker.tapped[index] = (parts[0] + parts[1] if len(parts) > 1 else parts[0]).clone()
+
+        return keep
+
+    def tap_save(self, rows: int, path: str) -> None:
+        """Write what the last forward left. A file, since some releases do not bring tensors back whole."""
+        worker: Any = self
+        if worker.rank == 0:
+            torch.save([stream.reshape(-1, stream.shape[-1])[:rows].cpu() for stream in worker.tapped], path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the residual streams that vLLM by itself computes.")
+    parser.add_argument("model")
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--dtype", default="auto")
+    options = parser.parse_args()
+
+    from vllm import LLM, SamplingParams
+
+    prompts = json.loads(options.prompts.read_text())
+    llm = LLM(
+        options.model, dtype=options.dtype, enforce_eager=True, max_model_len=max(map(len, prompts)) + 2,
+        max_num_seqs=4, worker_extension_cls="eagle3compat.yardstick.tap.Tap", enable_prefix_caching=False, seed=0,
+    )
+    tapped = all(llm.collective_rpc("tap_install"))
+    one = options.out.with_suffix(".one")
+    streams = []
+    for prompt in prompts if tapped else prompts[:1]:
+        llm.generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
+        if tapped:
+            llm.collective_rpc("tap_save", args=(len(prompt), str(one)))
+            streams.append(torch.load(one))
+    if tapped:
+        one.unlink()
+        torch.save(streams, options.out)
+
+
+if __name__ == "__main__":
+    main()
