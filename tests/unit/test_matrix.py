@@ -176,7 +176,7 @@ class TestRecord:
         [
             ("(EngineCore pid=7) ERROR [core.py:9] NotImplementedError: MLA is not here.\nRuntimeError: Engine core "
              "initialization failed. See root cause above.", "NotImplementedError: MLA is not here."),
-            ("Traceback\n  raise x\ntorch.OutOfMemoryError: no room\nValueError: later", "torch.OutOfMemoryError: no room"),
+            ("raise x\ntorch.OutOfMemoryError: no room\nValueError: later", "torch.OutOfMemoryError: no room"),
             ("nothing of use", "it ended with exit code 3"),
         ],
     )  # fmt: skip
