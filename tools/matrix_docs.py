@@ -6,6 +6,7 @@ python tools/matrix_docs.py [--check]: with `--check` nothing is written, and th
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ COLOURS = {
     "none": "#cf222e", UNTESTED: "#ffffff",
 }
 SIDE, LEFT, TOP = 22, 130, 74
+LONGEST = 110
 
 HEAD = """\
 <!-- Written by tools/matrix_docs.py from evidence/matrix. -->
@@ -80,12 +82,22 @@ def level(cell: Cell | None) -> str:
 def said(cell: Cell | None) -> str:
     if cell is None:
         return UNTESTED
-    text = f"parity, {cell.worst:.0e}" if cell.level == "parity" else f"{cell.level}: {cell.result}"
+    text = f"{cell.level}: {shortened(cell.result)}"
+    if cell.level == "parity":
+        text = f"parity, {cell.worst:.0e}"
     if cell.level == "parity" and any("vllm" in piece["reference"] for piece in cell.able):
         text += " (a)"
     if cell.unable and len(cell.unable) < len({piece["model"] for piece in cell.pieces.values()}):
         text += f" (b: {', '.join(cell.unable)})"
     return text.replace("|", "\\|")
+
+
+def shortened(result: str) -> str:
+    """The innermost error, and not all of it: the evidence has the rest."""
+    errors = re.findall(r"\w+(?:Error|Exception): (?:(?!\w+(?:Error|Exception): ).)+", " ".join(result.split()))
+    text = errors[-1].strip() if errors else " ".join(result.split())
+    where = "vLLM by itself: " if result.startswith("vLLM by itself: ") else ""
+    return where + (text if len(text) <= LONGEST else text[:LONGEST].rsplit(" ", 1)[0] + " ...")
 
 
 def page() -> str:
@@ -125,7 +137,7 @@ def picture() -> str:
 
 
 def _svg(found: dict[tuple[str, str], Cell], names: Sequence[str]) -> Iterator[str]:
-    width, height = LEFT + SIDE * len(names) + 10, TOP + SIDE * len(STOCK) + 44
+    width, height = LEFT + SIDE * len(names) + 34, TOP + SIDE * len(STOCK) + 44
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12" role="img">'

@@ -184,7 +184,7 @@ def _said(failed: dict[str, Any]) -> str:
     """The step that failed and its error, without what is of this machine only."""
     said = failed["message"].partition("\n\nTraceback of ")[0].strip()
     said = said or failed.get("traceback", "").strip().rpartition("\n")[2] or "no message"
-    return _anywhere(f"{failed['step']}: {failed['type']}: {said}")[:SAID]
+    return _anywhere(f"{failed['step']}: {failed['type']}: {' '.join(said.split())}")[:SAID]
 
 
 def _last_line(log: Path) -> str:
