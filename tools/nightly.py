@@ -264,6 +264,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.command == "extract":
         result["extraction"] = extract(result)
         _write(options.result, result)
+        if result["extraction"]:
+            print(result["extraction"]["said"])
     elif options.command == "tell":
         print(tell(result))
         return WELL

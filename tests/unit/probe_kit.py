@@ -198,6 +198,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._part(body, ranged)
 
+    def do_HEAD(self) -> None:
+        body = self.server.files.get(self.path)
+        self.send_response(404 if body is None else 200)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+
     def _part(self, body: bytes, ranged: str) -> None:
         first, _, last = ranged.removeprefix("bytes=").partition("-")
         start = int(first) if first else max(0, len(body) - int(last))
