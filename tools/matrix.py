@@ -9,6 +9,7 @@ goes. At the end compat_matrix.yaml and docs/matrix.md are written anew.
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import json
 import os
 import subprocess
@@ -76,7 +77,13 @@ class Run:
 
 
 def extract(python: Path, models: Sequence[str], core: int) -> str:
-    """Record one cell; what became of it."""
+    """Record one cell; what became of it. Where vLLM wants tcmalloc preloaded and this machine has it, once more so."""
+    said = _extract(python, models, core, "")
+    library = ctypes.util.find_library("tcmalloc_minimal")
+    return _extract(python, models, core, library) if library and "LD_PRELOAD" in said else said
+
+
+def _extract(python: Path, models: Sequence[str], core: int, preload: str) -> str:
     words = [word for model in models for word in ("--model", model)]
     command = [str(python), "-m", "eagle3compat", "matrix", "record", *words]
     command += ["--scratch", str(SCRATCH), "--evidence", str(EVIDENCE)]
@@ -84,7 +91,8 @@ def extract(python: Path, models: Sequence[str], core: int) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(strange)}
     started = time.monotonic()
     done = subprocess.run(
-        command, capture_output=True, text=True, env={**kept, "VLLM_CPU_OMP_THREADS_BIND": str(core)}, cwd=ROOT
+        command, capture_output=True, text=True, cwd=ROOT,
+        env={**kept, "VLLM_CPU_OMP_THREADS_BIND": str(core), **({"LD_PRELOAD": preload} if preload else {})},
     )
     said = [line.partition("evidence/matrix/")[2] or line for line in done.stdout.splitlines()]
     if not said:

@@ -206,6 +206,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": {_distribution(name): version(name) for name in PACKAGES},
+        "preloaded": os.environ.get("LD_PRELOAD", ""),
         "eagle3compat": __version__,
         "source": source_digest(),
     }
