@@ -55,7 +55,8 @@ class Extraction:
         from speculators.data_generation import vllm_hidden_states_generator as stock
 
         load_config = stock.LoadConfig
-        stock.LoadConfig = functools.wraps(load_config)(lambda **fields: load_config(**fields, load_format="dummy"))
+        dummy = {"load_format": "dummy"}
+        stock.LoadConfig = functools.wraps(load_config)(lambda **fields: load_config(**{**fields, **dummy}))
         self.stock = stock
         self.generator = stock.VllmHiddenStatesGenerator(
             str(model), layer_ids=options.layer_ids, max_model_len=max_length(options),
