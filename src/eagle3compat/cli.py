@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
         return _run(words[1:])  # what follows is the program's own; argparse would look for options in it
     parsed = _parser().parse_args(words)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     if "dataset" in parsed:
         return dataset.run(parsed)
     if parsed.command == "rehearse":

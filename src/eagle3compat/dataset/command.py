@@ -108,9 +108,15 @@ def _layer_ids(asked: list[int] | None, folder: Folder) -> list[int] | None:
     return known if asked is None else asked
 
 
+def unknown(folder: Folder) -> str:
+    """Why the layer ids of a folder are not known, in words."""
+    said = "; ".join(f"{fault.file}: {fault.detail.rstrip('.')}" for fault in folder.records.faults)
+    return f"not known ({said})" if said else "written nowhere"
+
+
 def _plan(options: argparse.Namespace, folder: Folder, layer_ids: list[int] | None) -> Plan:
     if layer_ids is None:
-        raise InputError("which layers the files hold is written nowhere. Name them with --layer-ids.")
+        raise InputError(f"which layers the files hold is {unknown(folder)}. Name them with --layer-ids.")
     need("vllm", "speculators", "transformers")
     from .. import detect
     from .recompute import plan
@@ -141,7 +147,7 @@ def _convert(options: argparse.Namespace) -> int:
     need("torch", "safetensors", "datasets")
     layer_ids = _layer_ids(options.layer_ids, source)
     if layer_ids is None:
-        raise InputError(f"which layers {source.path} holds is written nowhere. Name them with --layer-ids.")
+        raise InputError(f"which layers {source.path} holds is {unknown(source)}. Name them with --layer-ids.")
     from .check import check
     from .convert import check_masks, convert, converted_ids, loss_masks, start, write_rows
     from .show import progress, show

@@ -16,7 +16,9 @@ from typing import Any
 from .. import __version__
 from ..errors import InputError
 from .check import Advance
-from .files import IN_PROCESS, RECORD, SERVER, Folder, Layout, Sample, opened, read_json
+from .files import IN_PROCESS, SERVER, Folder, Layout
+from .records import RECORD, read_json
+from .sample import Sample, opened
 
 MASK_NEEDED = "{} has no loss mask: the server path keeps masks in prepare-data's folder. Name that with --loss-masks."
 
@@ -54,7 +56,7 @@ def start(source: Folder, target: Path, to: Layout, ids: Sequence[int], layers: 
         "num_hidden_layers": layers,
         "converted_from": {
             "directory": str(source.path.resolve()), "layout": source.layout.id, "layer_ids": list(ids),
-            "data_config": source.config or None,
+            "data_config": source.records.config or None,
         },
     }
     if target.resolve() == source.path.resolve():
