@@ -217,8 +217,8 @@ class TestWrittenMeanwhile:
 DEEP = "[" * 100_000
 CONFIGS = [
     "{", "[]", "null", '"x"', DEEP, '{"a":' * 50_000, "\xff",
-    '{"data": {"num_samples": ' + "9" * 5000 + "}}", '{"data": {"num_samples": "many"}}', '{"data": {"num_samples": -5}}',
-    '{"data": {"num_samples": 1e3}}', '{"data": {"num_samples": true}}', '{"data": 5}',
+    '{"data": {"num_samples": ' + "9" * 5000 + "}}", '{"data": {"num_samples": "many"}}',
+    '{"data": {"num_samples": -5}}', '{"data": {"num_samples": 1e3}}', '{"data": {"num_samples": true}}', '{"data": 5}',
     '{"data": {"num_samples": 900000000}}', '{"model": {"hidden_size": "32"}}', '{"model": {"hidden_size": NaN}}',
     '{"model": {"hidden_size": 0}}', '{"hidden_states": {"layer_ids": 7}}', '{"hidden_states": {"layer_ids": "124"}}',
     '{"hidden_states": {"layer_ids": [1, "2", null]}}', '{"hidden_states": {"layer_ids": []}}',

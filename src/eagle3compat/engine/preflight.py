@@ -16,7 +16,6 @@ from ..errors import InputError
 from ..hardware import SMALL_SHM, Accelerator, accelerators, shared_memory, visible
 from ..rehearse.config import Config, Model
 from ..rehearse.estimate import GIB, Estimate, estimate
-from ..rehearse.folder import read_index
 
 log = logging.getLogger("eagle3compat")
 
@@ -25,7 +24,6 @@ LEAST_SHM = 128 * 2**20
 where it has less, the worker ends with a bus error in the middle of a run."""
 FROM_FILES = ("auto", "hf", "safetensors", "pt")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-POINTER = b"version https://git-lfs"
 SURE = 2
 """By how much the KV cache must be too small to be refused: it may be kept in half as many bytes."""
 
@@ -52,23 +50,9 @@ def check(vllm_config: Any, kv_share: float) -> None:
 
 
 def check_weights(folder: Path) -> None:
-    """Whether the weights of a local model are all there; which of them a broken download left out."""
-    if not folder.is_dir():
-        return
-    files = [file for pattern in WEIGHTS for file in folder.glob(pattern)]
-    if not files:
+    """Whether a local model has weights at all; `checkpoint` has looked at those that are there."""
+    if folder.is_dir() and not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
         raise InputError(f"{folder} holds no weights ({', '.join(WEIGHTS)}). Fetch them, or check the path.")
-    index = read_index(folder) or {}
-    shards = {str(name) for name in (index.get("weight_map") or {}).values()}
-    missing = sorted(name for name in shards if not (folder / name).is_file())
-    if missing:
-        raise InputError(
-            f"{len(missing)} of {len(shards)} files that the index of the weights names are not in {folder}: "
-            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}. Fetch them again."
-        )
-    for file in files:
-        if file.stat().st_size < 1024 and file.read_bytes().startswith(POINTER):
-            raise InputError(f"{file} is a git-lfs pointer, not the weights. Run `git lfs pull` in {folder}.")
 
 
 def check_shared_memory(memory: dict[str, int] | None) -> None:
