@@ -12,9 +12,10 @@ import pytest
 
 from eagle3compat.adapters.results import checked_constructor
 from eagle3compat.adapters.tokenizer import TrustingTokenizer
-from eagle3compat.engine.checkpoint import check_folder
+from eagle3compat.engine.checkpoint import check_folder, check_weights
 from eagle3compat.errors import InputError
 from eagle3compat.header import HeaderError, read_header
+from eagle3compat.rehearse.loader import REHEARSAL
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
 INDEX = "model.safetensors.index.json"
@@ -144,6 +145,25 @@ SOUND: dict[str, Callable[[Path], Any]] = {
 def test_what_would_load_is_let_through(model: Path, case: str) -> None:
     SOUND[case](model)
     check_folder(model)
+
+
+class TestNoWeights:
+    @pytest.fixture(autouse=True)
+    def nothing(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        gone(INDEX, *SHARDS)(model)
+        monkeypatch.delenv(REHEARSAL, raising=False)
+
+    def test_a_folder_without_any_is_refused(self, model: Path) -> None:
+        with pytest.raises(InputError, match=r"model holds no weights .*\. Fetch them"):
+            check_weights(model, "auto")
+        (model / "x.gguf").touch()
+        check_weights(model, "auto")
+
+    def test_unless_they_come_from_elsewhere(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        check_weights(model, "dummy")
+        check_weights(Path("owner/name"), "auto")
+        monkeypatch.setenv(REHEARSAL, "1")
+        check_weights(model, "auto")
 
 
 def test_a_file_that_may_not_be_read_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

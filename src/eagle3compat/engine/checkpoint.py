@@ -7,6 +7,7 @@ several threads at a time, as each file of a network disk is waited for.
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..header import HeaderError, read_header
+from ..rehearse.loader import REHEARSAL
 
 JSON_FILES = (
     "config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json",
@@ -25,6 +27,8 @@ INDICES = {"*.safetensors": "model.safetensors.index.json", "*.bin": "pytorch_mo
 """In the order in which vLLM looks for weights: where there is one of the first, it takes no other."""
 OTHER_FORM = "consolidated"
 """How names of weights begin that are there once more, in Mistral's own form."""
+FROM_FILES = ("auto", "hf", "safetensors", "pt")
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 POINTER = b"version https://git-lfs"
 THREADS = 16
 AGAIN = "Fetch it again"
@@ -50,6 +54,14 @@ def check_folder(folder: Path) -> None:
     if wrong:
         more = f", and {len(wrong) - 1} more files are damaged" if len(wrong) > 1 else ""
         raise InputError(f"{wrong[0]}{more}.")
+
+
+def check_weights(folder: Path, load_format: str) -> None:
+    """Raises InputError for a folder without any, where the load format wants them there."""
+    if load_format not in FROM_FILES or not folder.is_dir() or os.environ.get(REHEARSAL):
+        return
+    if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
+        raise InputError(f"{folder} holds no weights ({', '.join(WEIGHTS)}). Fetch them, or check the path.")
 
 
 def weights_of(folder: Path) -> list[Path]:

@@ -22,8 +22,6 @@ log = logging.getLogger("eagle3compat")
 LEAST_SHM = 128 * 2**20
 """A worker's replies of up to 10 MiB go round a ring of ten chunks in /dev/shm (vLLM's shm_broadcast.py, 0.11 to 0.32);
 where it has less, the worker ends with a bus error in the middle of a run."""
-FROM_FILES = ("auto", "hf", "safetensors", "pt")
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 SURE = 2
 """By how much the KV cache must be too small to be refused: it may be kept in half as many bytes."""
 
@@ -34,8 +32,6 @@ def check(vllm_config: Any, kv_share: float) -> None:
     Raises InputError, a ValueError; nothing has been started then.
     """
     check_shared_memory(shared_memory())
-    if str(vllm_config.load_config.load_format) in FROM_FILES:
-        check_weights(Path(str(vllm_config.model_config.model)))
     kind = str(getattr(vllm_config.device_config, "device_type", ""))
     ranks = int(vllm_config.parallel_config.tensor_parallel_size)
     found = accelerators() if kind == "cuda" else []
@@ -47,12 +43,6 @@ def check(vllm_config: Any, kv_share: float) -> None:
         check_memory(found, needs, kv_share)
     elif kind == "cpu":
         check_cache(needs, cpu_cache(), "Raise VLLM_CPU_KVCACHE_SPACE (GiB), or lower max_model_len.")
-
-
-def check_weights(folder: Path) -> None:
-    """Whether a local model has weights at all; `checkpoint` has looked at those that are there."""
-    if folder.is_dir() and not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
-        raise InputError(f"{folder} holds no weights ({', '.join(WEIGHTS)}). Fetch them, or check the path.")
 
 
 def check_shared_memory(memory: dict[str, int] | None) -> None:
