@@ -99,7 +99,7 @@ def check_cache(needs: Estimate, bytes_there: int | None, remedy: str) -> None:
 def cpu_cache() -> int | None:
     """Bytes for the KV cache of a CPU build, None where the setting does not say."""
     said = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "")
-    return int(said) * GIB if said.isdigit() and int(said) else None
+    return int(said) * GIB if said.isdecimal() and int(said) else None
 
 
 def needs_of(vllm_config: Any, ranks: int) -> Estimate | None:
@@ -110,7 +110,7 @@ def needs_of(vllm_config: Any, ranks: int) -> Estimate | None:
         if Model(config).mla and os.environ.get("VLLM_MLA_DISABLE") == "1":  # it then keeps keys and values whole
             return None
         return estimate(config, [0], ranks, int(model.max_model_len), index=_size_on_disk(str(model.model)))
-    except (InputError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         log.debug("what the model needs is not known from its config: %s", error)
         return None
 
