@@ -294,3 +294,36 @@ def test_names_that_are_no_text_are_shown(in_process: InProcess, capfd: pytest.C
     assert [fault.kind for fault in findings_of(in_process.folder).faults] == ["stray"] * 4
     report = json.dumps([fault.as_dict() for fault in findings_of(in_process.folder).faults])
     assert "[red]x.pt" in report
+
+
+class TestConverting:
+    """What `check` does not ask to redo, and a conversion cannot take."""
+
+    def convert(self, source: Path, target: Path, *more: str) -> int:
+        ids = [str(layer) for layer in LAYERS]
+        return main(["convert", str(source), str(target), "--to", "server", "--layer-ids", *ids, *more])
+
+    def test_a_number_far_beyond_is_left_out(self, in_process: InProcess, tmp_path: Path) -> None:
+        in_process.path(11).rename(in_process.path(10**9))
+        assert self.convert(in_process.folder, tmp_path / "out") == 1
+        assert not (tmp_path / "out").exists()
+        assert self.convert(in_process.folder, tmp_path / "out", "--skip-faulty") == 1
+        assert len(list((tmp_path / "out" / "hidden_states").glob("*.safetensors"))) == 11
+
+    @pytest.mark.parametrize("reads", [2, 3])
+    def test_a_file_that_is_gone_meanwhile_is_named(
+        self, in_process: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str], reads: int,
+    ) -> None:
+        load, seen = torch.load, []
+
+        def last(path: Path, **options: Any) -> Any:
+            if path.name == "data_3.pt":
+                seen.append(path)
+            if len(seen) == reads and path.name == "data_3.pt":
+                path.write_bytes(b"another")
+            return load(path, **options)
+
+        monkeypatch.setattr(torch, "load", last)
+        assert self.convert(in_process.folder, tmp_path / "out") == 1
+        assert "data_3.pt: it is being written" in capsys.readouterr().err

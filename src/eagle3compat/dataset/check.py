@@ -45,6 +45,12 @@ class Findings:
     def redo(self) -> list[int]:
         return to_redo(self.faults)
 
+    @property
+    def unusable(self) -> list[int]:
+        """The indices that cannot be converted: those to redo, and files that are not to be had or to be renamed."""
+        others = {fault.index for fault in self.faults if fault.kind in ("no access", "number")}
+        return sorted({*self.redo, *(index for index in others if index is not None)})
+
     def sort(self) -> None:
         order = list(KINDS)
         self.faults.sort(key=lambda fault: (order.index(fault.kind), -1 if fault.index is None else fault.index))

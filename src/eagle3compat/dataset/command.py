@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Eagle3CompatError, InputError
+from .sample import UnreadableError
 
 if TYPE_CHECKING:
     from .check import Findings
@@ -59,6 +60,9 @@ def run(parsed: argparse.Namespace) -> int:
         return USAGE
     except Eagle3CompatError as error:  # of an extraction that was to be compared
         print(error, file=sys.stderr)
+        return FAULTY
+    except UnreadableError as error:
+        print(f"eagle3compat: {error.path}: {error}. It was sound before; run this again.", file=sys.stderr)
         return FAULTY
     except OSError as error:  # a full disk, or a folder that may not be read or written
         print(f"eagle3compat: {error}. What was written is whole; run it again to go on.", file=sys.stderr)
@@ -156,11 +160,11 @@ def _convert(options: argparse.Namespace) -> int:
     total = sum(map(size_of, source.files.values()))
     with progress("checking", total) as advance:
         findings = check(source, layer_ids, advance=advance)
-    if findings.redo and not options.skip_faulty:
+    if findings.unusable and not options.skip_faulty:
         show(findings, examples=5, moved=None)
-        print("Nothing was converted. Redo these, or leave them out with --skip-faulty.", file=sys.stderr)
+        print("Nothing was converted. Mend these, or leave them out with --skip-faulty.", file=sys.stderr)
         return FAULTY
-    left_out = set(findings.redo) & set(source.files)
+    left_out = set(findings.unusable) & set(source.files)
     indices = [index for index in source.files if index not in left_out]
     masks = None if options.loss_masks is None else loss_masks(options.loss_masks)
     if masks is not None:
@@ -173,9 +177,9 @@ def _convert(options: argparse.Namespace) -> int:
         f"{folder}: {written} files written, {len(indices) - written} were there, {len(left_out)} left out; "
         f"layer ids {record['layer_ids']}, which are {list(layer_ids)} in the {source.layout.id} layout"
     )
-    if to is SERVER and findings.redo:
+    if to is SERVER and findings.unusable:
         print("With samples missing no data set was written; train with that of prepare-data.")
     elif to is SERVER:
         write_rows(source, options.target, indices)
         print(f"{options.target}: the data set for training, a row for each file")
-    return FAULTY if findings.redo else CLEAN
+    return FAULTY if findings.unusable else CLEAN

@@ -16,7 +16,9 @@ SCALES = "hidden_states_scales"
 
 
 class UnreadableError(Exception):
-    """A file is not what its name says; the message says why."""
+    """A file is not what its name says; the message says why, and `path` which it is."""
+
+    path: Path | None = None
 
 
 class NoAccessError(UnreadableError):
@@ -43,13 +45,15 @@ def opened(path: Path, layout: Layout, layer_ids: Sequence[int] | None = None) -
 
     Nothing is mapped into memory: where somebody writes the file meanwhile, that ends the process with a bus error.
     """
-    before = _state(path)
     try:
-        sample = _pickled(path, layer_ids) if layout is IN_PROCESS else _safetensors(path)
-    except UnreadableError:
-        _unchanged(path, before)
+        before = _state(path)
+        try:
+            sample = _pickled(path, layer_ids) if layout is IN_PROCESS else _safetensors(path)
+        finally:
+            _unchanged(path, before)
+    except UnreadableError as error:
+        error.path = path
         raise
-    _unchanged(path, before)
     yield sample
 
 
