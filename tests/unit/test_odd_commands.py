@@ -126,7 +126,7 @@ def test_odd_values_in_a_config_are_named(place: Path, capsys: pytest.CaptureFix
         code = main(["rehearse", "--estimate", "--model", str(place / "model")])
         said = capsys.readouterr()
         assert code in (0, 1, 2)
-        assert bool(said.err) == (code == 2)
+        assert bool(said.out) == (code != 2)
         assert "Traceback" not in said.err + said.out
 
 
