@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
 from families.table import FAMILIES, Family  # type: ignore[import-not-found]  # noqa: E402
-from processes import Afresh, Forked  # type: ignore[import-not-found]  # noqa: E402
+from processes import Afresh, Forked, brief, last_words  # type: ignore[import-not-found]  # noqa: E402
 
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
 PAIR = ("0.32.0", "0.4.0.1")
@@ -145,7 +145,7 @@ class Runner:
             if "error" in outcomes.get(step, {"error": "", "message": "the session ended before it"}):
                 error = outcomes.get(step, {"error": "EndedError", "message": "the session ended before it"})
                 refused = error["error"] == "UnprovenCaptureError" or "UnprovenCaptureError" in error["message"]
-                said = f"{step}: {error['error']}: {error['message'][:1500]}"
+                said = f"{step}: {error['error']}: {brief(error['message'])}"
                 return {"outcome": "refused" if refused else "failed", "why": said}
         attested = outcomes[f"attest {dtype}"].get("value", [{}])[0]
         found = {key: attested.get(key) for key in ("model", "base", "kinds", "reading", "runner", "tokens_checked")}
@@ -181,7 +181,7 @@ class Runner:
         processes = self.light if path.name in ("reference.py", "compare.py") else self.heavy
         code = processes.run(path, arguments, log, self.environment(slot), deadline)
         if code and path.name != "session.py":
-            raise RuntimeError(f"{path.name} ended with {code}: {self.log_of(family)[-LOG_END:]}")
+            raise RuntimeError(f"{path.name} ended with {code}: {last_words(self.log_of(family))}")
 
     def environment(self, slot: int) -> dict[str, str]:
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}

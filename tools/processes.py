@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -11,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SERVER = Path(__file__).resolve().parents[1] / "tests/families/server.py"
+SAID = 300
+"""Characters of a log or a message that the evidence keeps as the reason of a failure."""
+RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)(?::.*)?")
+"""The line of a traceback that names the exception."""
 
 
 class Afresh:
@@ -83,3 +88,18 @@ class Forked:
         assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait()
+
+
+def last_words(log: str) -> str:
+    """The line that names the last exception in a log, and the last SAID characters where that line is not in them."""
+    log = log.rstrip()
+    raised = [line for line in log.splitlines() if RAISED.fullmatch(line)]
+    end = log[-SAID:]
+    if not raised:
+        return end
+    return end if raised[-1] in end else f"{raised[-1][:SAID]} ... {end}"
+
+
+def brief(message: str) -> str:
+    """What an exception says; of one that carries a worker's traceback, how that ended."""
+    return last_words(message) if "Traceback" in message else message[:SAID]

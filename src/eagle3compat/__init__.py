@@ -58,7 +58,8 @@ def apply(
 
     Raises IncompatibleError where the pair cannot be bridged; `strict=False` logs it instead. The environment
     variables EAGLE3COMPAT (off, warn, strict) and EAGLE3COMPAT_SKIP (ids, comma-separated) override and add.
-    What waits for an import is reported as deferred; the generator's constructor checks it before a model is loaded.
+    What waits for the import of speculators is `deferred`, in tables "waiting"; the generator's constructor checks it
+    before a model is loaded.
     """
     from .patcher import PATCHER, Settings
 

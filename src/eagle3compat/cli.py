@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import re
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
         return _run(words[1:])  # what follows is the program's own; argparse would look for options in it
     parsed = _parser().parse_args(words)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     if "dataset" in parsed:
         return dataset.run(parsed)
     if parsed.command == "matrix":
@@ -132,8 +135,8 @@ def _layer_ids(text: Sequence[str] | None) -> list[int] | None:
     """Layer ids as a command line has them: `2 30 58` or `2,30,58`. Raises InputError."""
     words = [word for part in text or () for word in part.replace(",", " ").split()]
     for word in words:
-        if not word.lstrip("-").isdigit():
-            raise InputError(f"layer id {word!r} is not an integer. Layer ids count decoder layers from 0.")
+        if not re.fullmatch(r"-?[0-9]{1,9}", word):
+            raise InputError(f"layer id {word[:60]!r} is not an integer. Layer ids count decoder layers from 0.")
     return None if text is None else [int(word) for word in words]
 
 
@@ -187,7 +190,8 @@ def _probe(parsed: argparse.Namespace) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if not words or words == ["-m"] or (words[0].startswith("-") and words[0] != "-m"):
+    named = words[1:2] if words[:1] == ["-m"] else words[:1]
+    if not named or not named[0].strip() or (words[0].startswith("-") and words[0] != "-m"):
         print(f"usage: {RUN_USAGE}", file=sys.stderr)
         return USAGE
     from .runner import ProgramNotFoundError, run

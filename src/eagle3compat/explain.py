@@ -41,7 +41,7 @@ def _facts(adapter: Adapter, surface: Surface | None) -> Iterator[tuple[str, str
         yield "here", "not looked at: vLLM or speculators is not installed"
     else:
         outcome = adapter.decide(surface)
-        yield "here", f"{outcome.status.value}: {outcome.reason}"
+        yield "here", f"{outcome.status.word(planned=True)}: {outcome.reason}"
 
 
 def _installed() -> Surface | None:

@@ -20,6 +20,12 @@ class Status(str, Enum):
     def healthy(self) -> bool:
         return self in (Status.APPLIED, Status.NOT_NEEDED, Status.DEFERRED)
 
+    def word(self, planned: bool) -> str:
+        """What people read: of a plan, nothing is applied; and what waits for an import is no failure."""
+        if self is Status.APPLIED and planned:
+            return "to be applied"
+        return "waiting" if self is Status.DEFERRED else self.value
+
 
 class Outcome(NamedTuple):
     """One adapter's status and the reason for it; `clause` names what was not met, if anything."""

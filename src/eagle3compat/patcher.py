@@ -278,7 +278,8 @@ def plan(settings: Settings, surface: Surface | None = None, deferred: bool = Fa
         from .source import SourceSurface
 
         surface = SourceSurface.installed("vllm", "speculators", "transformers")
-    return Report(lambda: f"{speculators.label} on {vllm.label}", decide(surface, settings.skip))
+    outcomes = decide(surface, settings.skip)
+    return Report(lambda: f"{speculators.label} on {vllm.label}", outcomes, planned=surface is not None)
 
 
 def decide(surface: Surface | None, skip: Collection[str] = ()) -> tuple[Outcome, ...]:

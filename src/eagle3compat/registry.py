@@ -34,7 +34,7 @@ class Registered(NamedTuple):
         return Outcome(self.id, self.seam, status, reason)
 
     def deferral(self) -> Outcome:
-        return self.outcome(Status.DEFERRED, f"waits for the import of {self.target}")
+        return self.outcome(Status.DEFERRED, f"goes in when {self.target} is imported")
 
     def failure(self, error: Exception) -> Outcome:
         return self.outcome(Status.FAILED, f"{type(error).__name__}: {error}")

@@ -34,28 +34,41 @@ def source_digest() -> str:
 
 
 class Report:
-    """The outcome of every adapter, in the order in which an extraction meets them."""
+    """The outcome of every adapter, in the order in which an extraction meets them.
 
-    def __init__(self, title: str | Callable[[], str], outcomes: tuple[Outcome, ...]) -> None:
-        self.title, self.outcomes = title, outcomes
+    `planned`: it says what would be done, and nothing of it is.
+    """
+
+    def __init__(self, title: str | Callable[[], str], outcomes: tuple[Outcome, ...], planned: bool = False) -> None:
+        self.title, self.outcomes, self.planned = title, outcomes, planned
 
     @property
     def headline(self) -> str:
         """What the outcomes are about, such as `speculators 0.4.0.1 on vllm 0.32.0`."""
         return self.title if isinstance(self.title, str) else self.title()
 
+    @property
+    def heading(self) -> str:
+        """The headline for people: whether it is a plan, and how much of it waits."""
+        if self.planned:
+            return f"plan, nothing is changed by it: {self.headline}"
+        waiting = sum(outcome.status is Status.DEFERRED for outcome in self.outcomes)
+        if not waiting:
+            return self.headline
+        return f"{self.headline}: {waiting} of {len(self.outcomes)} adapters go in when speculators is imported"
+
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, Report) and self.outcomes == other.outcomes
-        return same and isinstance(other, Report) and self.headline == other.headline
+        return same and isinstance(other, Report) and self.heading == other.heading
 
     def __hash__(self) -> int:
         return hash(self.outcomes)
 
     def __repr__(self) -> str:
-        return f"Report({self.headline!r}, {self.outcomes!r})"
+        return f"Report({self.headline!r}, {self.outcomes!r}, {self.planned!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Report, (self.headline, self.outcomes)
+        return Report, (self.headline, self.outcomes, self.planned)
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -92,22 +105,25 @@ class Report:
     def brief(self) -> Report:
         """The same with each reason cut before a list of parameters, which `explain` and --json give in full."""
         brief = (outcome._replace(reason=outcome.reason.split("; its parameters are")[0]) for outcome in self.outcomes)
-        return Report(self.title, tuple(brief))
+        return Report(self.title, tuple(brief), self.planned)
 
     def table(self) -> Table:
         """A rich table: adapter, seam, status, reason."""
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(self.headline), title_justify="left", expand=False)
+        table = Table(title=Text(self.heading), title_justify="left", expand=False)
         for heading in ("adapter", "seam", "status", "why"):
             table.add_column(heading, overflow="fold")
         for outcome in self.outcomes:
-            status = Text(outcome.status.value, style=COLOURS[outcome.status])
+            status = Text(outcome.status.word(self.planned), style=COLOURS[outcome.status])
             table.add_row(Text(outcome.adapter), Text(outcome.seam), status, Text(outcome.reason))
         return table
 
     def __str__(self) -> str:
         width = max((len(outcome.adapter) for outcome in self.outcomes), default=0)
-        lines = [f"  {o.adapter:<{width}}  {o.status.value:<10}  {o.reason}" for o in self.outcomes]
-        return "\n".join([self.headline, *lines])
+        words = [outcome.status.word(self.planned) for outcome in self.outcomes]
+        column = max(map(len, words), default=0)
+        pairs = zip(self.outcomes, words, strict=True)
+        lines = [f"  {o.adapter:<{width}}  {word:<{column}}  {o.reason}" for o, word in pairs]
+        return "\n".join([self.heading, *lines])

@@ -21,7 +21,11 @@ from families.table import FAMILIES
 
 
 class Tap:
-    """Worker extension: keeps what enters the norm after each decoder layer; the sum, where it adds a residual."""
+    """Worker extension: keeps what enters the norm after each decoder layer; the sum, where it adds a residual.
+
+    The worker writes the file: where the engine core is a process of its own, as on a GPU, vLLM sends no tensors, and
+    one in a reply arrives as a list of its dtype, its shape and the number of a buffer.
+    """
 
     def tap_install(self, norm: str, adds: bool) -> str:
         worker: Any = self
@@ -34,7 +38,7 @@ class Tap:
         base, layers = max(lists, key=lambda found: len(found[1]))
         final = next(child for name, child in base.named_children() if name in ("norm", "norm_f", "final_layernorm"))
         norms = [*(getattr(layer, norm) for layer in list(layers)[1:]), final]
-        worker.tapped = [None] * len(norms)
+        worker.tapped, worker.prompts = [None] * len(norms), []
         for index, module in enumerate(norms):
             module.register_forward_pre_hook(self._tap_keep(index, adds))
         return type(base).__name__
@@ -48,9 +52,14 @@ class Tap:
 
         return keep
 
-    def tap_take(self, rows: int) -> list[torch.Tensor]:
+    def tap_take(self, rows: int) -> None:
+        """Keep the streams of the prompt that was run last."""
         worker: Any = self
-        return [stream.reshape(-1, stream.shape[-1])[:rows].cpu() for stream in worker.tapped]
+        worker.prompts.append([stream.reshape(-1, stream.shape[-1])[:rows].cpu().clone() for stream in worker.tapped])
+
+    def tap_save(self, path: str) -> None:
+        worker: Any = self
+        torch.save(worker.prompts, path)
 
 
 def main() -> None:
@@ -65,11 +74,10 @@ def main() -> None:
         **memory,
     )  # fmt: skip
     llm.collective_rpc("tap_install", args=(family.tap, family.tap_adds))
-    streams = []
     for prompt in prompts:
         llm.generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
-        streams.append(llm.collective_rpc("tap_take", args=(len(prompt),))[0])
-    torch.save(streams, folder / f"tap-{dtype}.pt")
+        llm.collective_rpc("tap_take", args=(len(prompt),))
+    llm.collective_rpc("tap_save", args=(str(folder / f"tap-{dtype}.pt"),))
 
 
 if __name__ == "__main__":

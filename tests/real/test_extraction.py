@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FAMILIES, PROMPTS, Session, run_session
+from broken import BROKEN, broken_copies
+from conftest import FAMILIES, PROMPTS, Session, once, run_session
 
 pytestmark = pytest.mark.real
 
@@ -31,7 +32,7 @@ def load(model: Path, **more: Any) -> dict[str, Any]:
     return {"model_path": str(model), "layer_ids": LAYERS, "max_model_len": 256, "dtype": "float32", **more}
 
 
-def plan_of(models: dict[str, Path]) -> list[dict[str, Any]]:
+def plan_of(models: dict[str, Path], broken: Path) -> list[dict[str, Any]]:
     """Everything that one pair is asked, in one process."""
     llama = models["llama"]
     constructors = {
@@ -41,6 +42,7 @@ def plan_of(models: dict[str, Path]) -> list[dict[str, Any]]:
         "no layers": load(llama, layer_ids=[]),
         "layer not a number": load(llama, layer_ids=["2"]),
     }
+    constructors.update({name: load(broken / name) for name in BROKEN})
     calls: dict[str, list[Any]] = {
         "no prompts": [],
         "empty prompt": [[9, 10], []],
@@ -76,7 +78,8 @@ def plan_of(models: dict[str, Path]) -> list[dict[str, Any]]:
 def session(request: pytest.FixtureRequest, shared: Path, models: dict[str, Path]) -> Session:
     # The plugin is filtered out in every session: workers must be adapted without it.
     pair: tuple[str, str] = request.param
-    return run_session(shared, "-".join(pair), pair, plan_of(models), VLLM_PLUGINS="")
+    broken = once(shared, "broken", lambda target: broken_copies(models["llama"], target))
+    return run_session(shared, "-".join(pair), pair, plan_of(models, broken), VLLM_PLUGINS="")
 
 
 References = Callable[[str, str], Path]
@@ -139,6 +142,7 @@ def test_states_come_through_shared_memory_and_pickled_alike(
         ("layer out of range", "InputError", "6 out of bounds [0, 5]. Layer ids count"),
         ("no layers", "InputError", "layer_ids is empty"),
         ("layer not a number", "InputError", "'2' is not an integer"),
+        *((name, "InputError", says) for name, (_, says) in BROKEN.items()),
         ("no prompts", "InputError", "cannot be empty"),
         ("empty prompt", "InputError", "prompt 1 is empty"),
         ("foreign token", "InputError", "prompt 1 holds token id 70000"),

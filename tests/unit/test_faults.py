@@ -95,8 +95,12 @@ def test_an_exception_that_cannot_be_shown_does_not_hide_itself(faults: FaultLog
     assert [entry["type"] for entry in faults.take()] == ["SilentError"]
 
 
-def test_text_that_is_not_unicode_arrives(faults: FaultLog, worker: logging.Logger) -> None:
-    fail(worker, ValueError("file \udcff, naïve\nsecond line"))
+def test_text_that_is_not_unicode_arrives(
+    faults: FaultLog, worker: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:  # what pytest captures of a log, xdist sends as UTF-8
+        patch.setattr(logging.getLogger(), "handlers", [])
+        fail(worker, ValueError("file \udcff, naïve\nsecond line"))
     assert faults.take()[0]["message"] == "file \udcff, naïve\nsecond line"
 
 

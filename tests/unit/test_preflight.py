@@ -31,7 +31,6 @@ class HFConfig:
 
 def config(model: Path, name: str = "kimi-k2.5", ranks: int = 8, device: str = "cuda", longest: int = 2048) -> Any:
     return SimpleNamespace(
-        load_config=SimpleNamespace(load_format="auto" if any(model.glob("*.safetensors")) else "dummy"),
         device_config=SimpleNamespace(device_type=device),
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
         model_config=SimpleNamespace(hf_config=HFConfig(name), model=str(model), max_model_len=longest),
@@ -76,31 +75,6 @@ class TestSharedMemory:
     ) -> None:
         preflight.check_shared_memory(memory)
         assert caplog.text == ""
-
-
-class TestWeights:
-    def test_a_folder_without_any_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="holds no weights"):
-            preflight.check_weights(tmp_path)
-
-    def test_files_that_the_index_names_and_are_not_there_are_named(self, tmp_path: Path) -> None:
-        names = [f"model-{number:05}-of-00005.safetensors" for number in range(1, 6)]
-        (tmp_path / names[2]).write_bytes(b"weights")
-        content = {"weight_map": {f"layer.{index}": name for index, name in enumerate(names)}}
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(content))
-        with pytest.raises(InputError, match=rf"4 of 5 files .*: {names[0]}, {names[1]}, {names[3]}, \.\.\."):
-            preflight.check_weights(tmp_path)
-        for name in names:
-            (tmp_path / name).write_bytes(b"weights")
-        preflight.check_weights(tmp_path)
-
-    def test_a_pointer_of_git_lfs_is_no_file_of_weights(self, tmp_path: Path) -> None:
-        (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-        with pytest.raises(InputError, match="git-lfs pointer"):
-            preflight.check_weights(tmp_path)
-
-    def test_a_hub_id_is_left_to_vllm(self) -> None:
-        preflight.check_weights(Path("owner/name"))
 
 
 class TestDevices:

@@ -56,6 +56,28 @@ def test_as_text_every_adapter_has_a_line() -> None:
     assert str(Report("nothing", ())) == "nothing"
 
 
+def test_of_a_plan_nothing_is_applied() -> None:
+    plan = Report("one on two", GOOD.outcomes, planned=True)
+    assert str(plan).splitlines() == [
+        "plan, nothing is changed by it: one on two", "  a  to be applied  why", "  b  not needed     why",
+    ]
+    assert plan != GOOD
+    assert pickle.loads(pickle.dumps(plan)) == plan == plan.brief()
+    assert plan.as_dict() == GOOD.as_dict()  # for programs the values are the same
+
+
+def test_what_waits_for_an_import_is_said_to_wait() -> None:
+    report = Report("one on two", (outcome("a", Status.DEFERRED), outcome("b", Status.DISABLED)))
+    assert str(report).splitlines() == [
+        "one on two: 1 of 2 adapters go in when speculators is imported", "  a  waiting   why", "  b  disabled  why",
+    ]
+    out = io.StringIO()
+    Console(file=out, width=200, color_system=None).print(report.table())
+    assert "waiting" in out.getvalue()
+    assert "deferred" not in out.getvalue()
+    assert report.as_dict()["adapters"][0]["status"] == "deferred"
+
+
 def test_the_headline_may_be_worked_out_late() -> None:
     asked = []
     report = Report(lambda: asked.append(1) or "late", GOOD.outcomes)  # type: ignore[func-returns-value]

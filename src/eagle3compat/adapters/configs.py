@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..adapter import GENERATOR, Adapter
 from ..contract import Accepts, Binds, Exists
+from ..engine.checkpoint import check_weights
 from ..errors import IncompatibleError
 from ..ledger import Ledger
 
@@ -83,13 +85,18 @@ def engine_arguments(parts: dict[str, Recorded]) -> dict[str, Any]:
 
 
 def vllm_config(**parts: Recorded) -> Any:
-    """A finished VllmConfig for extraction. Raises IncompatibleError for a field that is no engine argument."""
+    """A finished VllmConfig for extraction.
+
+    Raises IncompatibleError for a field that is no engine argument, and InputError for a folder without weights: vLLM
+    takes its time to build a configuration.
+    """
     import inspect
 
     from vllm.engine.arg_utils import EngineArgs
 
     accepted = inspect.signature(EngineArgs).parameters
     arguments = engine_arguments(parts)
+    check_weights(Path(str(arguments.get("model", ""))), str(arguments.get("load_format", "auto")))
     for name in arguments:
         if name not in accepted:
             raise IncompatibleError(

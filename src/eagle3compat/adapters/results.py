@@ -8,11 +8,13 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..adapter import GENERATOR, Adapter
 from ..contract import Exists
+from ..engine.checkpoint import check_folder
 from ..errors import GeneratorDeadError, InputError, ModelNotFoundError, ResultError
 from ..faults import tell_driver
 from ..ledger import Ledger
@@ -64,6 +66,8 @@ def checked_constructor(constructor: Any) -> Any:
         check_model_path(model_path)
         check_layer_ids(layer_ids)
         model_path = os.fspath(model_path)
+        if os.path.isdir(model_path):
+            check_folder(Path(model_path))
         if layer_ids is not None:
             layer_ids = [operator.index(layer) for layer in layer_ids]  # numpy's and torch's integers are none to vLLM
         try:

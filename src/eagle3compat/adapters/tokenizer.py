@@ -45,9 +45,18 @@ class TrustingTokenizer:
 
     def from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         kwargs.setdefault("trust_remote_code", True)
-        tokenizer = self._original.from_pretrained(*args, **kwargs)
-        if args and isinstance(args[0], (str, os.PathLike)):
-            check_vocabulary(tokenizer, os.fspath(args[0]))
+        model = os.fspath(args[0]) if args and isinstance(args[0], (str, os.PathLike)) else ""
+        try:
+            tokenizer = self._original.from_pretrained(*args, **kwargs)
+        except Exception as error:  # whatever transformers' many tokenizers raise, often without naming a file
+            if not os.path.isdir(model):
+                raise
+            said = (str(error).strip() or "(no message)").splitlines()[0]
+            raise InputError(
+                f"the tokenizer in {model} does not load: {type(error).__name__}: {said[:300]}. Fetch the model's "
+                "tokenizer files again, or install what it asks for."
+            ) from error
+        check_vocabulary(tokenizer, model)
         return tokenizer
 
     def __getattr__(self, name: str) -> Any:

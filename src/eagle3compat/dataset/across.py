@@ -19,13 +19,13 @@ APART = 0.5
 """A row is another one when its difference is over half of its own norm. Rounding in bf16 gives 0.01 to 0.1."""
 WRONG_ROWS = 0.05
 """The part of rows, and at least two of them, that must be others: one may be, where a mixture's routing tips."""
-CACHED = 64
-"""Heads of files that are kept in memory: 64 of 64 rows, 4 layers and 4096 in bf16 are 128 MiB."""
+CACHED = 512 * 2**20
+"""Bytes of the first rows of files that are kept in memory: 64 rows of 4 layers of 4096 in bf16 are 2 MiB."""
 MOST_PARTIES = 16
 """Where so many results of one prefix differ, further ones are not compared with each other."""
 
 Heads = Callable[[int, int], Any]
-"""The first rows of a file, `[layers, rows, H]`, by its index and their number."""
+"""The first rows of a file, `[layers, rows, H]`, by its index and their number; None where they cannot be had again."""
 
 PrefixKey = tuple[bytes, int, int]
 """The digest of a prompt prefix, and the layers and hidden size of the files that are compared on it."""
@@ -47,6 +47,7 @@ class Across:
     def __init__(self, heads: Heads) -> None:
         self._read = heads
         self._cache: OrderedDict[int, Any] = OrderedDict()
+        self._cached = 0
         self._signatures: dict[tuple[int, int, str], array[int]] = {}
         self._by_ids: dict[bytes, int] = {}
         self._by_states: dict[bytes, int] = {}
@@ -57,6 +58,8 @@ class Across:
         self._same_ids: list[tuple[int, int]] = []
         self.copies: list[tuple[int, int]] = []
         """Pairs of files with the same prompt and the same states: a data set may well repeat itself."""
+        self.changed: set[int] = set()
+        """Files that were sound, and cannot be read again."""
 
     def add(self, facts: Facts, rows: tuple[int, ...]) -> None:
         """`rows` are the lengths of the prefixes that `facts` has digests of."""
@@ -69,7 +72,8 @@ class Across:
         same_states = self._by_states.setdefault(facts.states_digest, facts.index)
         if same_states != facts.index and same_ids == same_states:
             self.copies.append((same_ids, facts.index))
-        elif same_states != facts.index:
+            return  # what the first one agrees with, it agrees with
+        if same_states != facts.index:
             self._same_states.append((same_states, facts.index))
         elif same_ids != facts.index:
             self._same_ids.append((same_ids, facts.index))
@@ -81,6 +85,7 @@ class Across:
         if parties is None:
             lone = self._lone.setdefault(key, facts.index)
             if lone == facts.index:
+                self._remember(facts.index, facts.heads[:, :rows])
                 return
             del self._lone[key]
             parties = self._prefixes[key] = [Party(lone, array("q", [lone]))]
@@ -90,24 +95,35 @@ class Across:
                 party.members.append(facts.index)
                 return
             other = self._head(party.first, rows)
+            if other is None or other.shape != facts.heads[:, :rows].shape:
+                self.changed.add(party.first)
+                party.first = facts.index
+                party.members.append(facts.index)
+                self._remember(facts.index, facts.heads[:, :rows])
+                return
             if not apart(facts.heads[:, :rows], other):
                 party.members.append(facts.index)
                 return
         parties.append(Party(facts.index, array("q", [facts.index]), loose=len(parties) >= MOST_PARTIES))
-        self._remember(facts.index, facts.heads)
+        self._remember(facts.index, facts.heads[:, :rows])
 
     def _head(self, index: int, rows: int) -> Any:
         kept = self._cache.get(index)
         if kept is None or kept.shape[1] < rows:
             kept = self._read(index, rows)
+            if kept is None:
+                return None
             self._remember(index, kept)
         self._cache.move_to_end(index)
         return kept[:, :rows]
 
     def _remember(self, index: int, head: Any) -> None:
-        self._cache[index] = head
-        while len(self._cache) > CACHED:
-            self._cache.popitem(last=False)
+        old = self._cache.pop(index, None)
+        kept = head.clone() if old is None or old.shape[1] < head.shape[1] else old  # not the rows beyond, as a view
+        self._cache[index] = kept
+        self._cached += kept.nbytes - (0 if old is None else old.nbytes)
+        while self._cached > CACHED and len(self._cache) > 1:
+            self._cached -= self._cache.popitem(last=False)[1].nbytes
 
     def expected(self) -> tuple[int, int, str] | None:
         """Layers, hidden size and dtype of most files."""

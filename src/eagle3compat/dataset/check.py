@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +15,15 @@ from ..errors import InputError
 from .across import APART, Across, row_errors
 from .content import HEADS, ROWS, Facts, heads, inspect
 from .faults import KINDS, Fault, to_redo, written
-from .files import IN_PROCESS, Folder, UnreadableError, opened
+from .files import IN_PROCESS, Folder
+from .records import CONFIG, read_json
+from .sample import UnreadableError, opened
 
 THREADS = 8
 """Reading, checksums and torch all work outside Python's lock."""
 MOST_MISSING = 1_000_000
-"""More gaps than that are a file with a wrong number, not a run that was interrupted."""
+"""More missing files than that are a wrong number, not a run that was interrupted."""
+CHANGED = "it changed while the folder was read; check again when the run that writes it has ended"
 
 Advance = Callable[[int], None]
 
@@ -43,6 +45,12 @@ class Findings:
     def redo(self) -> list[int]:
         return to_redo(self.faults)
 
+    @property
+    def unusable(self) -> list[int]:
+        """The indices that cannot be converted: those to redo, and files that are not to be had or to be renamed."""
+        others = {fault.index for fault in self.faults if fault.kind in ("no access", "number")}
+        return sorted({*self.redo, *(index for index in others if index is not None)})
+
     def sort(self) -> None:
         order = list(KINDS)
         self.faults.sort(key=lambda fault: (order.index(fault.kind), -1 if fault.index is None else fault.index))
@@ -58,7 +66,7 @@ def check(
     """
     layer_ids = folder.layer_ids if layer_ids is None else layer_ids
     across = Across(lambda index, rows: _read_heads(folder, index, rows))
-    findings = Findings(folder, None)
+    findings = Findings(folder, None, list(folder.records.faults))
     for facts in _facts(folder, layer_ids):
         findings.faults += [Fault(kind, facts.name, facts.index, detail) for kind, detail in facts.faults]
         if facts.signature is not None:
@@ -103,8 +111,11 @@ def one_thread_each() -> Iterator[None]:
 
 
 def _read_heads(folder: Folder, index: int, rows: int) -> Any:
-    with opened(folder.files[index], folder.layout) as sample:
-        return heads(sample.states, rows)
+    try:
+        with opened(folder.files[index], folder.layout) as sample:
+            return heads(sample.states, rows)
+    except (UnreadableError, RuntimeError):  # as stacking layers of several shapes, where it is another file by now
+        return None
 
 
 def _compare(findings: Findings, across: Across, layer_ids: Sequence[int] | None) -> None:
@@ -112,11 +123,21 @@ def _compare(findings: Findings, across: Across, layer_ids: Sequence[int] | None
     found = across.expected()
     if found is not None:
         layers = len(layer_ids) if layer_ids else found[0]
-        width = folder.configured("model", "hidden_size") or found[1]
+        width = folder.records.hidden_size or found[1]
         findings.expected = (layers, width, found[2])
         findings.faults += across.unlike(findings.expected, folder.layout.file)
     name = folder.layout.file
-    findings.faults += across.faults(name, lambda first, second: difference(folder, first, second))
+    layer_ids = layer_ids or ()
+
+    def differ(first: int, second: int) -> str:
+        try:
+            return difference(folder, first, second, layer_ids)
+        except UnreadableError:
+            across.changed |= {first, second}
+            return ""
+
+    findings.faults += across.faults(name, differ)
+    findings.faults += [Fault("unreadable", name(index), index, CHANGED) for index in sorted(across.changed)]
     if across.copies:
         pairs = ", ".join(f"{name(second)} of {name(first)}" for first, second in across.copies[:3])
         findings.notes.append(
@@ -124,39 +145,32 @@ def _compare(findings: Findings, across: Across, layer_ids: Sequence[int] | None
         )
 
 
-def difference(folder: Folder, first: int, second: int) -> str:
-    """How the states of two files with one prompt differ beyond rounding, in words; empty if they don't."""
-    try:
-        with (
-            opened(folder.files[first], folder.layout) as one,
-            opened(folder.files[second], folder.layout) as other,
-        ):
-            if len(one.states) != len(other.states):
-                return ""  # said already, of the one with another number of layers
-            for layer, (got, want) in enumerate(zip(one.states, other.states, strict=True)):
-                if got.shape != want.shape:
-                    return ""
-                parts = zip(got.split(ROWS), want.split(ROWS), strict=True)
-                wrong = sum(int((~(row_errors(mine, theirs) <= APART)).sum()) for mine, theirs in parts)
-                if wrong:
-                    return f"and {wrong} of {len(got)} rows of layer {layer} differ; one of them is wrong"
-    except UnreadableError as error:
-        raise InputError(f"{folder.path} changed while it was read: {error}. Wait until all is written.") from None
+def difference(folder: Folder, first: int, second: int, layer_ids: Sequence[int]) -> str:
+    """How the states of two files with one prompt differ beyond rounding, in words; empty if they don't.
+
+    Raises UnreadableError where one of them is not what it was.
+    """
+    with (
+        opened(folder.files[first], folder.layout) as one,
+        opened(folder.files[second], folder.layout) as other,
+    ):
+        if len(one.states) != len(other.states):
+            return ""  # said already, of the one with another number of layers
+        names = folder.layout.layers(len(one.states), layer_ids)
+        for layer, got, want in zip(names, one.states, other.states, strict=True):
+            if got.shape != want.shape:
+                return ""
+            parts = zip(got.split(ROWS), want.split(ROWS), strict=True)
+            wrong = sum(int((~(row_errors(mine, theirs) <= APART)).sum()) for mine, theirs in parts)
+            if wrong:
+                return f"and {wrong} of {len(got)} rows of {layer} differ; one of them is wrong"
     return ""
 
 
 def _look_around(findings: Findings, count: int | None) -> None:
     """What the folder itself shows: gaps, leftovers, and files that training would take for samples."""
     folder = findings.folder
-    known = folder.configured("data", "num_samples") if count is None else count
-    end = max(max(folder.files) + 1, known or 0)
-    if end - len(folder.files) > MOST_MISSING:
-        name = folder.layout.file(max(folder.files))
-        lacking = f"{end - len(folder.files):,} of {end:,} files"
-        raise InputError(f"{folder.path} lacks {lacking}, up to {name}. Move that one away if its number is wrong.")
-    for index in sorted(set(range(end)) - set(folder.files)):
-        after = "" if index > max(folder.files) else "; later ones are there"
-        findings.faults.append(Fault("missing", folder.layout.file(index), index, f"no such file{after}"))
+    findings.faults += _gaps(folder, folder.records.samples if count is None else count, count is not None)
     for path in folder.leftovers:
         findings.faults.append(Fault("leftover", path.name, None, "it is no sample; delete it when no run is going on"))
     for path in folder.strays:
@@ -167,18 +181,45 @@ def _look_around(findings: Findings, count: int | None) -> None:
         _compare_lengths(findings, folder.path / "sample_lengths.json")
 
 
+def _gaps(folder: Folder, count: int | None, asked: bool) -> list[Fault]:
+    """The indices without a file, a fault for each run of them, and the numbers that cannot be right."""
+    name, faults = folder.layout.file, []
+    indices = list(folder.files)
+    while len(indices) > 1 and indices[-1] + 1 - len(indices) > MOST_MISSING:
+        far = indices.pop()
+        said = f"{far - indices[-1] - 1:,} files are missing before it: rename it, or move it away"
+        faults.append(Fault("number", name(far), far, said))
+    end = indices[-1] + 1
+    if count is not None and count - len(indices) > MOST_MISSING:
+        said = f"{count:,} samples, of which {len(indices):,} are there; it is passed over. Correct it"
+        faults.append(Fault("record", "--count" if asked else CONFIG, None, said))
+    elif count is not None:
+        end = max(end, count)
+    before = -1
+    for index in [*indices, end]:
+        if index > before + 1:
+            more = f", nor any up to {name(index - 1)}" if index > before + 2 else ""
+            after = "; later ones are there" if index < end else ""
+            faults.append(Fault("missing", name(before + 1), before + 1, f"no such file{more}{after}", index - 1))
+        before = index
+    return faults
+
+
 def _compare_lengths(findings: Findings, path: Path) -> None:
     """Stock 0.4 writes the token counts at the end of a run, and its trainer packs batches by them."""
     if not path.exists():
         return
     try:
-        recorded = {int(name): int(length) for name, length in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        findings.faults.append(Fault("length record", path.name, None, f"it cannot be read: {error}"))
+        recorded = {int(name): length for name, length in read_json(path).items()}
+    except InputError as error:
+        findings.faults.append(Fault("length record", path.name, None, str(error).partition(f"{path} ")[2]))
+        return
+    except ValueError as error:
+        findings.faults.append(Fault("length record", path.name, None, f"it has no numbers of files: {error}"))
         return
     for index, length in findings.lengths.items():
         if recorded.get(index, length) != length:
-            said = f"{path.name} says {recorded[index]} tokens, the file has {length}"
+            said = f"{path.name} says {str(recorded[index])[:60]} tokens, the file has {length}"
             findings.faults.append(Fault("length record", findings.folder.layout.file(index), index, said))
     lacking = sorted(set(findings.lengths) - set(recorded))
     if lacking:

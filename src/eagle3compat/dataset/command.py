@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Eagle3CompatError, InputError
+from .sample import UnreadableError
 
 if TYPE_CHECKING:
     from .check import Findings
@@ -60,6 +61,9 @@ def run(parsed: argparse.Namespace) -> int:
     except Eagle3CompatError as error:  # of an extraction that was to be compared
         print(error, file=sys.stderr)
         return FAULTY
+    except UnreadableError as error:
+        print(f"eagle3compat: {error.path}: {error}. It was sound before; run this again.", file=sys.stderr)
+        return FAULTY
     except OSError as error:  # a full disk, or a folder that may not be read or written
         print(f"eagle3compat: {error}. What was written is whole; run it again to go on.", file=sys.stderr)
         return FAULTY
@@ -108,9 +112,15 @@ def _layer_ids(asked: list[int] | None, folder: Folder) -> list[int] | None:
     return known if asked is None else asked
 
 
+def unknown(folder: Folder) -> str:
+    """Why the layer ids of a folder are not known, in words."""
+    said = "; ".join(f"{fault.file}: {fault.detail.rstrip('.')}" for fault in folder.records.faults)
+    return f"not known ({said})" if said else "written nowhere"
+
+
 def _plan(options: argparse.Namespace, folder: Folder, layer_ids: list[int] | None) -> Plan:
     if layer_ids is None:
-        raise InputError("which layers the files hold is written nowhere. Name them with --layer-ids.")
+        raise InputError(f"which layers the files hold is {unknown(folder)}. Name them with --layer-ids.")
     need("vllm", "speculators", "transformers")
     from .. import detect
     from .recompute import plan
@@ -141,7 +151,7 @@ def _convert(options: argparse.Namespace) -> int:
     need("torch", "safetensors", "datasets")
     layer_ids = _layer_ids(options.layer_ids, source)
     if layer_ids is None:
-        raise InputError(f"which layers {source.path} holds is written nowhere. Name them with --layer-ids.")
+        raise InputError(f"which layers {source.path} holds is {unknown(source)}. Name them with --layer-ids.")
     from .check import check
     from .convert import check_masks, convert, converted_ids, loss_masks, start, write_rows
     from .show import progress, show
@@ -150,11 +160,11 @@ def _convert(options: argparse.Namespace) -> int:
     total = sum(map(size_of, source.files.values()))
     with progress("checking", total) as advance:
         findings = check(source, layer_ids, advance=advance)
-    if findings.redo and not options.skip_faulty:
+    if findings.unusable and not options.skip_faulty:
         show(findings, examples=5, moved=None)
-        print("Nothing was converted. Redo these, or leave them out with --skip-faulty.", file=sys.stderr)
+        print("Nothing was converted. Mend these, or leave them out with --skip-faulty.", file=sys.stderr)
         return FAULTY
-    left_out = set(findings.redo) & set(source.files)
+    left_out = set(findings.unusable) & set(source.files)
     indices = [index for index in source.files if index not in left_out]
     masks = None if options.loss_masks is None else loss_masks(options.loss_masks)
     if masks is not None:
@@ -167,9 +177,9 @@ def _convert(options: argparse.Namespace) -> int:
         f"{folder}: {written} files written, {len(indices) - written} were there, {len(left_out)} left out; "
         f"layer ids {record['layer_ids']}, which are {list(layer_ids)} in the {source.layout.id} layout"
     )
-    if to is SERVER and findings.redo:
+    if to is SERVER and findings.unusable:
         print("With samples missing no data set was written; train with that of prepare-data.")
     elif to is SERVER:
         write_rows(source, options.target, indices)
         print(f"{options.target}: the data set for training, a row for each file")
-    return FAULTY if findings.redo else CLEAN
+    return FAULTY if findings.unusable else CLEAN

@@ -10,7 +10,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from .files import IN_PROCESS, Layout, Sample, UnreadableError, opened, short, size_of
+from .files import IN_PROCESS, Layout, size_of
+from .sample import NoAccessError, Sample, UnreadableError, first_sentence, opened, short
 
 ROWS = 2048
 """Rows that are looked at at a time: 2048 of 7168 in float32 are 56 MiB."""
@@ -46,16 +47,21 @@ def inspect(index: int, path: Path, layout: Layout, layer_ids: Sequence[int] | N
     facts = Facts(index, path.name)
     try:
         facts.size = size_of(path)
-        with opened(path, layout) as sample:
-            _examine(sample, layout, facts, layer_ids or ())
+        with opened(path, layout, layer_ids) as sample:
+            _examine(sample, layout, facts, layer_ids)
         if layout is IN_PROCESS:
             _verify_checksums(path, facts)
+    except NoAccessError as error:
+        facts.faults.append(("no access", str(error)))
     except (UnreadableError, OSError) as error:
         facts.faults.append(("unreadable", str(error)))
+    except Exception as error:  # noqa: BLE001  torch keeps dtypes on disk that it cannot compute with
+        facts.faults.append(("unreadable", f"its tensors cannot be looked at: {first_sentence(error)}"))
+        facts.signature = None
     return facts
 
 
-def _examine(sample: Sample, layout: Layout, facts: Facts, layer_ids: Sequence[int]) -> None:
+def _examine(sample: Sample, layout: Layout, facts: Facts, layer_ids: Sequence[int] | None) -> None:
     if sample.missing:
         facts.faults.append(("incomplete", f"no {', no '.join(sample.missing)}"))
     facts.faults += [("shape", wrong) for wrong in sample.wrong]
@@ -64,17 +70,18 @@ def _examine(sample: Sample, layout: Layout, facts: Facts, layer_ids: Sequence[i
     if not sample.states:
         facts.faults.append(("incomplete", "hidden_states holds no layer"))
         return
-    if not _shapes_fit(sample, layout, facts):
+    names = layout.layers(len(sample.states), layer_ids)
+    if not _shapes_fit(sample, layout, names, facts):
         return
     facts.length = len(sample.ids)
     facts.signature = (len(sample.states), sample.states[0].shape[1], sample.dtype)
     _digest(sample, facts)
-    _examine_values(sample.states, facts, layer_ids)
+    _examine_values(sample.states, facts, names)
     if layout is IN_PROCESS:
         _examine_storage(sample.states, facts)
 
 
-def _shapes_fit(sample: Sample, layout: Layout, facts: Facts) -> bool:
+def _shapes_fit(sample: Sample, layout: Layout, names: list[str], facts: Facts) -> bool:
     """Whether ids, mask and states are of one length and kind; what is not is added to the faults."""
     before = len(facts.faults)
     for name, value in ((layout.ids, sample.ids), ("loss_mask", sample.loss_mask)):
@@ -82,13 +89,16 @@ def _shapes_fit(sample: Sample, layout: Layout, facts: Facts) -> bool:
             continue
         if value.dim() != 1:
             facts.faults.append(("shape", f"{name} is {list(value.shape)}, not [S]"))
-        if value.is_floating_point() or value.is_complex():
+        if value.is_floating_point() or value.is_complex() or (name == layout.ids and short(value.dtype) == "bool"):
             facts.faults.append(("dtype", f"{name} is {short(value.dtype)}, not of integers"))
     flat = [number for number, state in enumerate(sample.states) if state.dim() != 2]
     if flat:
         first = list(sample.states[flat[0]].shape)
-        facts.faults.append(("shape", f"{len(flat)} of {len(sample.states)} layers are {first}, not [S, H]"))
+        which = f"{names[flat[0]]} is" if len(flat) == 1 else f"{len(flat)} of {len(names)} layers are"
+        facts.faults.append(("shape", f"{which} {first}, not [S, H]"))
     widths = sorted({state.shape[1] for state in sample.states if state.dim() == 2})
+    if widths == [0]:
+        facts.faults.append(("shape", "layers of no width at all"))
     if len(widths) > 1:
         facts.faults.append(("shape", f"layers of the widths {', '.join(map(str, widths))} in one file"))
     if not all(state.is_floating_point() for state in sample.states) or " and " in sample.dtype:
@@ -98,22 +108,21 @@ def _shapes_fit(sample: Sample, layout: Layout, facts: Facts) -> bool:
     lengths = {layout.ids: len(sample.ids)}
     if sample.loss_mask is not None:
         lengths["loss_mask"] = len(sample.loss_mask)
-    lengths |= {f"layer {number}": len(state) for number, state in enumerate(sample.states)}
-    if len(set(lengths.values())) > 1:
-        facts.faults.append(("length", _lengths_said(lengths, layout)))
+    rows = [len(state) for state in sample.states]
+    if len({*lengths.values(), *rows}) > 1:
+        facts.faults.append(("length", _lengths_said(lengths, dict(zip(names, rows, strict=True)), layout)))
     elif not lengths[layout.ids]:
         facts.faults.append(("length", "no token at all"))
     return len(facts.faults) == before
 
 
-def _lengths_said(lengths: dict[str, int], layout: Layout) -> str:
+def _lengths_said(lengths: dict[str, int], rows: dict[str, int], layout: Layout) -> str:
     tokens = lengths[layout.ids]
     said = [f"{tokens} {layout.ids}"]
-    states = [length for name, length in lengths.items() if name.startswith("layer ")]
-    if len(set(states)) == 1:
-        said.append(f"{states[0]} rows")
+    if len(set(rows.values())) == 1:
+        said.append(f"{next(iter(rows.values()))} rows")
     else:
-        said.append(f"layers of {', '.join(map(str, states))} rows")
+        said += [f"{length} rows of {name}" for name, length in rows.items() if length != tokens]
     if lengths.get("loss_mask", tokens) != tokens:
         said.append(f"a loss mask of {lengths['loss_mask']}")
     return ", ".join(said)
@@ -150,28 +159,27 @@ def _hash(parts: Any) -> bytes:
 def _bytes(state: Any) -> Any:
     import torch
 
-    return state.contiguous().view(torch.uint8).numpy()
+    return state.detach().contiguous().view(torch.uint8).numpy()
 
 
-def _examine_values(states: Sequence[Any], facts: Facts, layer_ids: Sequence[int]) -> None:
+def _examine_values(states: Sequence[Any], facts: Facts, names: list[str]) -> None:
     zero, sick = {}, {}
     for number, state in enumerate(states):
         peaks = row_peaks(state)
         sick[number] = int((~peaks.isfinite()).sum())
         zero[number] = (peaks == 0).nonzero().flatten().tolist()
     for number in [number for number, count in sick.items() if count]:
-        facts.faults.append(("not finite", f"layer {number}: {sick[number]} of {facts.length} rows"))
+        facts.faults.append(("not finite", f"{names[number]}: {sick[number]} of {facts.length} rows"))
     for number, rows in zero.items():
         if len(rows) == facts.length:
-            facts.faults.append(("zero", f"layer {number}: all of it"))
+            facts.faults.append(("zero", f"{names[number]}: all of it"))
         elif rows:
             where = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} of {facts.length} rows, the first {rows[0]}"
-            facts.faults.append(("zero", f"layer {number}: {where}"))
-    asked = layer_ids if len(layer_ids) == len(states) else range(len(states))
+            facts.faults.append(("zero", f"{names[number]}: {where}"))
     for first, second in combinations(range(len(states)), 2):
         empty = len(zero[first]) == facts.length
-        if asked[first] != asked[second] and not empty and _same(states[first], states[second]):
-            facts.faults.append(("same layer", f"layers {first} and {second}"))
+        if names[first] != names[second] and not empty and _same(states[first], states[second]):
+            facts.faults.append(("same layer", f"{names[first]} and {names[second]}"))
 
 
 def row_peaks(state: Any) -> Any:

@@ -16,7 +16,9 @@ from typing import Any
 from .. import __version__
 from ..errors import InputError
 from .check import Advance
-from .files import IN_PROCESS, RECORD, SERVER, Folder, Layout, Sample, opened, read_json
+from .files import IN_PROCESS, SERVER, Folder, Layout
+from .records import RECORD, read_json
+from .sample import Sample, UnreadableError, opened
 
 MASK_NEEDED = "{} has no loss mask: the server path keeps masks in prepare-data's folder. Name that with --loss-masks."
 
@@ -54,7 +56,7 @@ def start(source: Folder, target: Path, to: Layout, ids: Sequence[int], layers: 
         "num_hidden_layers": layers,
         "converted_from": {
             "directory": str(source.path.resolve()), "layout": source.layout.id, "layer_ids": list(ids),
-            "data_config": source.config or None,
+            "data_config": source.records.config or None,
         },
     }
     if target.resolve() == source.path.resolve():
@@ -175,9 +177,14 @@ def write_rows(source: Folder, target: Path, indices: Sequence[int]) -> None:
     integers = List(Value("int64"))
     features = Features({"input_ids": integers, "loss_mask": integers, "seq_len": Value("int64")})
     with tempfile.TemporaryDirectory(dir=target, prefix="rows.") as scratch:
-        rows = Dataset.from_generator(
-            _rows, features=features, cache_dir=scratch, gen_kwargs={"source": source, "indices": list(indices)}
-        )
+        try:
+            rows = Dataset.from_generator(
+                _rows, features=features, cache_dir=scratch, gen_kwargs={"source": source, "indices": list(indices)}
+            )
+        except Exception as error:
+            if isinstance(error.__cause__, UnreadableError):  # which datasets wraps in an error of its own
+                raise error.__cause__ from None
+            raise
         rows.set_format(type="torch")
         saved = Path(scratch) / "saved"
         rows.save_to_disk(saved)

@@ -17,9 +17,10 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "missing": Kind("no file for an index"),
     "unreadable": Kind("truncated, or not such a file"),
+    "no access": Kind("this user may not read it", redo=False),
     "checksum": Kind("bytes differ from their checksum"),
     "incomplete": Kind("lacks a tensor that it must have"),
-    "shape": Kind("a tensor of the wrong shape"),
+    "shape": Kind("a tensor of the wrong shape or kind"),
     "length": Kind("token ids, states and loss mask differ in length"),
     "layers": Kind("another number of layers"),
     "dtype": Kind("another dtype"),
@@ -31,6 +32,8 @@ KINDS: dict[str, Kind] = {
     "prefix": Kind("a shared prompt prefix with different states"),
     "differs": Kind("recomputed states differ"),
     "waste": Kind("drags a buffer larger than its tensors", redo=False),
+    "number": Kind("a number far beyond the others", redo=False),
+    "record": Kind("what is written of the files cannot be used", redo=False),
     "length record": Kind("sample_lengths.json disagrees", redo=False),
     "leftover": Kind("left by a run that was interrupted", redo=False),
     "stray": Kind("training would read it as a sample", redo=False),
@@ -40,12 +43,23 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One finding. `file` is a name inside the checked folder; `index` its number, None for what is no sample."""
+    """One finding. `file` is a name inside the checked folder; `index` its number, None for what is no sample.
+
+    `last` is the last index of a gap that begins at `index`; None for what is about one file.
+    """
 
     kind: str
     file: str
     index: int | None
     detail: str
+    last: int | None = None
+
+    @property
+    def indices(self) -> range:
+        """The indices that it is about."""
+        if self.index is None:
+            return range(0)
+        return range(self.index, (self.index if self.last is None else self.last) + 1)
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -53,7 +67,7 @@ class Fault:
 
 def to_redo(faults: Iterable[Fault]) -> list[int]:
     """The indices whose content is lost or wrong, ascending."""
-    return sorted({fault.index for fault in faults if fault.index is not None and KINDS[fault.kind].redo})
+    return sorted({index for fault in faults if KINDS[fault.kind].redo for index in fault.indices})
 
 
 def ranges(indices: Iterable[int]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The two layouts of extracted hidden states on disk, and how one file is read.
+"""The two layouts of extracted hidden states on disk.
 
 In-process extraction (speculators 0.3 and 0.4, `scripts/data_generation_offline.py`) writes `data_N.pt`, a dict of
 `input_ids` `[S]`, `hidden_states` (a list of `[S, H]`, one a layer) and `loss_mask` `[S]`. Server extraction (0.5 and
@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from ..errors import InputError
-
-SCALES = "hidden_states_scales"
-RECORD = "eagle3compat.json"
-"""What `convert` writes beside the files: the layer ids, and what they were made from."""
+from ..header import HeaderError, read_header
+from . import records
+from .records import Records
 
 
 @dataclass(frozen=True)
@@ -37,23 +35,31 @@ class Layout:
     ids: str
     needed: tuple[str, ...]
     shift: int
+    place: str
+    """How the states of a layer are had from a file, where its id is not known."""
 
     def file(self, index: int) -> str:
         return f"{self.prefix}{index}{self.suffix}"
 
     def index(self, name: str) -> int | None:
         """The number in a file's name; None for what is no sample of this layout."""
-        match = re.fullmatch(re.escape(self.prefix) + r"(0|[1-9]\d*)" + re.escape(self.suffix), name)
+        match = re.fullmatch(re.escape(self.prefix) + r"(0|[1-9][0-9]{0,17})" + re.escape(self.suffix), name)
         return int(match.group(1)) if match else None
 
+    def layers(self, count: int, layer_ids: Sequence[int] | None) -> list[str]:
+        """What the layers of a file are called: by id, where there is one for each."""
+        if layer_ids is not None and len(layer_ids) == count:
+            return [f"layer {layer}" for layer in layer_ids]
+        return [self.place.format(number) for number in range(count)]
 
-IN_PROCESS = Layout("in-process", "data_", ".pt", "input_ids", ("input_ids", "hidden_states", "loss_mask"), 0)
-SERVER = Layout("server", "hs_", ".safetensors", "token_ids", ("token_ids", "hidden_states"), 1)
+
+IN_PROCESS = Layout(
+    "in-process", "data_", ".pt", "input_ids", ("input_ids", "hidden_states", "loss_mask"), 0, "hidden_states[{}]"
+)
+SERVER = Layout(
+    "server", "hs_", ".safetensors", "token_ids", ("token_ids", "hidden_states"), 1, "hidden_states[:, {}]"
+)
 LAYOUTS = {layout.id: layout for layout in (IN_PROCESS, SERVER)}
-
-
-class UnreadableError(Exception):
-    """A file is not what its name says; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -65,37 +71,14 @@ class Folder:
     files: dict[int, Path]
     leftovers: tuple[Path, ...]
     strays: tuple[Path, ...]
-    config: dict[str, Any]
-    """Stock's `data_config.json`, which its script writes at the end of a run; empty without one."""
-    record: dict[str, Any]
-    """RECORD; empty without one."""
+    records: Records
 
-    @property
+    @cached_property
     def layer_ids(self) -> list[int] | None:
         """The layer ids of the files in their own convention, where that is written down."""
-        known = self.record.get("layer_ids")
-        if known is None and self.layout is IN_PROCESS:
-            known = self.configured("hidden_states", "layer_ids")
-        return known
-
-    def configured(self, part: str, name: str) -> Any:
-        """An entry of data_config.json; None where it has none."""
-        found = self.config.get(part)
-        return found.get(name) if isinstance(found, dict) else None
-
-
-@dataclass
-class Sample:
-    """One file's tensors. `states` is a list of `[S, H]`; where a file holds another shape, that."""
-
-    ids: Any
-    states: list[Any]
-    loss_mask: Any = None
-    dtype: str = ""
-    """The dtype of the states as stored; several, joined, where they differ."""
-    missing: tuple[str, ...] = ()
-    wrong: list[str] = field(default_factory=list)
-    """What is not even a tensor, in words."""
+        if self.records.layer_ids is None and self.layout is SERVER:
+            return _ids_in_header(next(iter(self.files.values())))
+        return self.records.layer_ids
 
 
 def open_folder(path: Path, layout: str | None = None) -> Folder:
@@ -115,11 +98,23 @@ def open_folder(path: Path, layout: str | None = None) -> Folder:
     kind = LAYOUTS[chosen]
     files = found[chosen]
     leftovers, strays = _others(path, kind, set(files.values()))
-    return Folder(path, kind, files, leftovers, strays, read_json(path / "data_config.json"), read_json(path / RECORD))
+    return Folder(path, kind, files, leftovers, strays, records.read(path, kind is IN_PROCESS))
+
+
+def _ids_in_header(path: Path) -> list[int] | None:
+    """Layer ids that `convert` wrote into a file; None where there are none, or the file is not sound."""
+    try:
+        said = json.loads(read_header(path)["__metadata__"]["layer_ids"])
+    except (OSError, HeaderError, LookupError, TypeError, ValueError, RecursionError):
+        return None  # what is wrong with the file is found when it is read
+    return said if records.is_layer_ids(said) else None
 
 
 def _samples(path: Path, layout: Layout) -> dict[int, Path]:
-    numbered = ((layout.index(entry.name), entry) for entry in path.iterdir())
+    try:
+        numbered = [(layout.index(entry.name), entry) for entry in path.iterdir()]
+    except OSError as error:
+        raise InputError(f"{path} cannot be listed: {error.strerror}. Make it readable (chmod u+rx).") from None
     return dict(sorted((index, entry) for index, entry in numbered if index is not None))
 
 
@@ -134,20 +129,7 @@ def _others(path: Path, layout: Layout, samples: set[Path]) -> tuple[tuple[Path,
     if layout is SERVER:
         return leftovers, ()
     endings = (entry for entry in path.rglob("*") if entry.name.endswith("pt") and entry.is_file())
-    return leftovers, tuple(sorted(entry for entry in endings if entry not in samples and entry not in leftovers))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no file. Raises InputError."""
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}). Move it away, or put the right one there.") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds no JSON object. Move it away, or put the right one there.")
-    return found
+    return leftovers, tuple(sorted(set(endings) - samples - set(leftovers)))
 
 
 def size_of(path: Path) -> int:
@@ -156,88 +138,3 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:  # opening it says what is wrong
         return 0
-
-
-@contextmanager
-def opened(path: Path, layout: Layout) -> Iterator[Sample]:
-    """The tensors of a file, mapped into memory and not read yet. Raises UnreadableError."""
-    try:
-        empty = path.stat().st_size == 0
-    except OSError as error:  # a dangling link, a loop of links
-        raise UnreadableError(error.strerror or type(error).__name__) from None
-    if empty:
-        raise UnreadableError("the file is empty")
-    yield _pickled(path) if layout is IN_PROCESS else _safetensors(path)
-
-
-def _pickled(path: Path) -> Sample:
-    import torch
-
-    try:
-        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # noqa: BLE001  an unpickler raises whatever the damaged bytes lead it to
-        raise UnreadableError(_first_sentence(error)) from None
-    if not isinstance(content, dict):
-        raise UnreadableError(f"it holds a {type(content).__name__}, not a dict of tensors")
-    missing = tuple(key for key in IN_PROCESS.needed if content.get(key) is None)
-    sample = Sample(content.get("input_ids"), [], content.get("loss_mask"), missing=missing)
-    states = content.get("hidden_states")
-    if isinstance(states, (list, tuple)):
-        sample.states = list(states)
-    elif states is not None:
-        sample.wrong.append(f"hidden_states is a {_described(states)}, not a list of tensors, one a layer")
-    named = [("input_ids", sample.ids), ("loss_mask", sample.loss_mask)]
-    named += [(f"layer {number} of hidden_states", state) for number, state in enumerate(sample.states)]
-    sample.wrong += [
-        f"{name} is a {type(value).__name__}, not a tensor"
-        for name, value in named if value is not None and not isinstance(value, torch.Tensor)
-    ] + [
-        f"{name} is a {value.layout} tensor"
-        for name, value in named if isinstance(value, torch.Tensor) and value.layout is not torch.strided
-    ]
-    sample.dtype = " and ".join(sorted({short(state.dtype) for state in sample.states if hasattr(state, "dtype")}))
-    return sample
-
-
-def _safetensors(path: Path) -> Sample:
-    from safetensors import safe_open
-
-    try:
-        with safe_open(path, framework="pt") as content:
-            tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118  it is no dict
-    except Exception as error:  # noqa: BLE001  of the reader in Rust, and of a torch that lacks the dtype
-        raise UnreadableError(_first_sentence(error)) from None
-    missing = tuple(key for key in SERVER.needed if key not in tensors)
-    sample = Sample(tensors.get("token_ids"), [], tensors.get("loss_mask"), missing=missing)
-    states, scales = tensors.get("hidden_states"), tensors.get(SCALES)
-    if states is None:
-        return sample
-    sample.dtype = short(states.dtype)
-    if states.dim() != 3:
-        sample.wrong.append(f"hidden_states is {_described(states)}, not [S, layers, H]")
-    elif scales is not None and scales.numel() != len(states):
-        sample.wrong.append(f"{SCALES} is {_described(scales)} for {len(states)} rows")
-    else:
-        sample.states = [_scaled(layer, scales) for layer in states.unbind(1)]
-    return sample
-
-
-def _scaled(state: Any, scales: Any) -> Any:
-    """A float8 layer `[S, H]` with the scales of its rows `[S, 1, 1]` applied, in bf16."""
-    import torch
-
-    return state if scales is None else (state.float() * scales.reshape(-1, 1).float()).to(torch.bfloat16)
-
-
-def short(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _described(value: Any) -> str:
-    return f"tensor {list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
-
-
-def _first_sentence(error: Exception) -> str:
-    """The type and the first sentence of an exception; what torch adds to it is advice on checkpoints."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].split('. ')[0][:200]}" if lines else type(error).__name__

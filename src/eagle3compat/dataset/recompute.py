@@ -15,7 +15,8 @@ from ..errors import InputError
 from .across import row_errors
 from .check import Findings
 from .faults import Fault
-from .files import Folder, opened
+from .files import Folder
+from .sample import opened
 
 TOLERANCES = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.05}
 """Of a row's own norm, for the median row, by the coarser dtype of the two; what is stored more coarsely: FLOAT8."""

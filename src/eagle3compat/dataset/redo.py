@@ -97,16 +97,15 @@ def commands(folder: Folder, low: int, high: int) -> list[str]:
 
 def _recorded(folder: Folder) -> tuple[str, int]:
     """The script with the arguments of the run that wrote the folder, and its `--start-idx`."""
-    command = folder.configured("reproducibility", "command")
-    if not isinstance(command, str):
+    if folder.records.command is None:
         return SCRIPT, 0
-    kept, first, words = [], 0, iter(command.split())
+    kept, first, words = [], 0, iter(folder.records.command.split())
     for word in words:
         name, _, value = word.partition("=")
         if name in ("--output-dir", "--max-samples", "--start-idx"):
             value = value or next(words, "")
             if name == "--start-idx":
-                first = int(value) if value.lstrip("-").isdigit() else 0
+                first = int(value) if re.fullmatch(r"-?[0-9]{1,15}", value) else 0
                 kept += [name, value]
         else:
             kept.append(shlex.quote(word))

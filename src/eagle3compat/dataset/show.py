@@ -41,8 +41,13 @@ def _summary(findings: Findings) -> str:
         said += f", {layers} layers of {width} in {dtype}, {sum(findings.lengths.values()):,} tokens"
     if not findings.faults:
         return f"{said}: no fault found"
-    files = {fault.file for fault in findings.faults}
-    return f"{said}: {len(findings.faults)} faults in {len(files)} files"
+    return f"{said}: {len(findings.faults)} faults in {count_files(findings.faults):,} files"
+
+
+def count_files(faults: list[Fault]) -> int:
+    """How many files they are about, those of a gap counted each."""
+    gaps = sum(len(fault.indices) for fault in faults if fault.last is not None)
+    return gaps + len({fault.file for fault in faults if fault.last is None})
 
 
 def _fault_table(faults: list[Fault], examples: int) -> Table:
@@ -55,13 +60,13 @@ def _fault_table(faults: list[Fault], examples: int) -> Table:
         table.add_column(heading, overflow="fold", justify="right" if heading == "files" else "left")
     for kind, members in groupby(faults, key=lambda fault: fault.kind):
         same = list(members)
-        count = len({fault.file for fault in same})
+        count = count_files(same)
         title: str = f"{kind}: {KINDS[kind].title}"
         for number, fault in enumerate(same[:examples]):
-            left = (Text(title), str(count)) if number == 0 else ("", "")
+            left = (Text(title), f"{count:,}") if number == 0 else ("", "")
             table.add_row(*left, Text(fault.file), Text(fault.detail))
         if len(same) > examples:
-            rest = sorted({fault.index for fault in same[examples:] if fault.index is not None})
+            rest = sorted({index for fault in same[examples:] for index in fault.indices})
             table.add_row("", "", f"{len(same) - examples} more", Text(written(rest)))
     return table
 

@@ -16,16 +16,12 @@ from ..errors import InputError
 from ..hardware import SMALL_SHM, Accelerator, accelerators, shared_memory, visible
 from ..rehearse.config import Config, Model
 from ..rehearse.estimate import GIB, Estimate, estimate
-from ..rehearse.folder import read_index
 
 log = logging.getLogger("eagle3compat")
 
 LEAST_SHM = 128 * 2**20
 """A worker's replies of up to 10 MiB go round a ring of ten chunks in /dev/shm (vLLM's shm_broadcast.py, 0.11 to 0.32);
 where it has less, the worker ends with a bus error in the middle of a run."""
-FROM_FILES = ("auto", "hf", "safetensors", "pt")
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-POINTER = b"version https://git-lfs"
 SURE = 2
 """By how much the KV cache must be too small to be refused: it may be kept in half as many bytes."""
 
@@ -36,8 +32,6 @@ def check(vllm_config: Any, kv_share: float) -> None:
     Raises InputError, a ValueError; nothing has been started then.
     """
     check_shared_memory(shared_memory())
-    if str(vllm_config.load_config.load_format) in FROM_FILES:
-        check_weights(Path(str(vllm_config.model_config.model)))
     kind = str(getattr(vllm_config.device_config, "device_type", ""))
     ranks = int(vllm_config.parallel_config.tensor_parallel_size)
     found = accelerators() if kind == "cuda" else []
@@ -49,26 +43,6 @@ def check(vllm_config: Any, kv_share: float) -> None:
         check_memory(found, needs, kv_share)
     elif kind == "cpu":
         check_cache(needs, cpu_cache(), "Raise VLLM_CPU_KVCACHE_SPACE (GiB), or lower max_model_len.")
-
-
-def check_weights(folder: Path) -> None:
-    """Whether the weights of a local model are all there; which of them a broken download left out."""
-    if not folder.is_dir():
-        return
-    files = [file for pattern in WEIGHTS for file in folder.glob(pattern)]
-    if not files:
-        raise InputError(f"{folder} holds no weights ({', '.join(WEIGHTS)}). Fetch them, or check the path.")
-    index = read_index(folder) or {}
-    shards = {str(name) for name in (index.get("weight_map") or {}).values()}
-    missing = sorted(name for name in shards if not (folder / name).is_file())
-    if missing:
-        raise InputError(
-            f"{len(missing)} of {len(shards)} files that the index of the weights names are not in {folder}: "
-            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}. Fetch them again."
-        )
-    for file in files:
-        if file.stat().st_size < 1024 and file.read_bytes().startswith(POINTER):
-            raise InputError(f"{file} is a git-lfs pointer, not the weights. Run `git lfs pull` in {folder}.")
 
 
 def check_shared_memory(memory: dict[str, int] | None) -> None:
@@ -125,7 +99,7 @@ def check_cache(needs: Estimate, bytes_there: int | None, remedy: str) -> None:
 def cpu_cache() -> int | None:
     """Bytes for the KV cache of a CPU build, None where the setting does not say."""
     said = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "")
-    return int(said) * GIB if said.isdigit() and int(said) else None
+    return int(said) * GIB if said.isdecimal() and int(said) else None
 
 
 def needs_of(vllm_config: Any, ranks: int) -> Estimate | None:
@@ -136,7 +110,7 @@ def needs_of(vllm_config: Any, ranks: int) -> Estimate | None:
         if Model(config).mla and os.environ.get("VLLM_MLA_DISABLE") == "1":  # it then keeps keys and values whole
             return None
         return estimate(config, [0], ranks, int(model.max_model_len), index=_size_on_disk(str(model.model)))
-    except (InputError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         log.debug("what the model needs is not known from its config: %s", error)
         return None
 

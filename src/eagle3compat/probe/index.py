@@ -60,7 +60,7 @@ def _pip_settings() -> dict[str, str]:
     parser = configparser.RawConfigParser()
     try:
         parser.read([*(folder / "pip.conf" for folder in folders), *([chosen] if chosen else [])], encoding="utf-8")
-    except configparser.Error as error:
+    except (configparser.Error, UnicodeDecodeError) as error:
         raise InputError(f"pip's configuration cannot be read: {error}. Mend it, or set PIP_INDEX_URL.") from None
     settings: dict[str, str] = {}
     for section in ("global", "install", "download"):

@@ -50,14 +50,17 @@ class NetworkError(Eagle3CompatError):
 
 def _shown(url: str) -> str:
     """The address without the password that it may carry."""
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # it is no address, which the error is about
+        return url.rpartition("@")[2]
     return url.replace(f"{parts.netloc}", parts.netloc.rpartition("@")[2], 1) if "@" in parts.netloc else url
 
 
 def timeout() -> float:
     """Seconds to wait for an answer: pip's variable, or 15."""
     given = os.environ.get("PIP_DEFAULT_TIMEOUT", "")
-    return float(given) if given.replace(".", "", 1).isdigit() else 15.0
+    return float(given) if given.replace(".", "", 1).isdecimal() else 15.0
 
 
 @cache
@@ -144,13 +147,13 @@ def _span(header: str) -> tuple[int, int] | None:
     unit, _, rest = header.partition(" ")
     extent, _, size = rest.partition("/")
     start = extent.partition("-")[0]
-    return (int(start), int(size)) if unit == "bytes" and start.isdigit() and size.isdigit() else None
+    return (int(start), int(size)) if unit == "bytes" and start.isdecimal() and size.isdecimal() else None
 
 
 def _download(answer: Any, url: str) -> BinaryIO:
     """The whole body in a temporary file, which goes when it is closed."""
     given = answer.headers.get("Content-Length", "")
-    size = int(given) if given.isdigit() else None
+    size = int(given) if given.isdecimal() else None
     file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  the caller reads it
     with _progress(size, url) as bar:
         while piece := _body(answer, url, _PIECE):

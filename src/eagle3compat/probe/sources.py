@@ -81,7 +81,10 @@ def locate(target: str, package: str, indexes: Sequence[str]) -> Source:
     Raises InputError where it names nothing that can be read, NetworkError where a server could not be asked.
     """
     if re.match(r"https?://", target):
-        path = urllib.parse.urlsplit(target).path
+        try:
+            path = urllib.parse.urlsplit(target).path
+        except ValueError as error:
+            raise InputError(f"'{target}' is no address: {error}. Check it.") from None
         if path.endswith(_ARCHIVES):
             return _remote(target, urllib.parse.unquote(path.rpartition("/")[2]), package)
         file = index.find(package, None, [target])

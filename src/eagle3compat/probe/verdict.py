@@ -111,7 +111,7 @@ def judge(vllm: Source, speculators: Source, transformers: Source | None) -> Ver
     for source in sources:
         if source.remote:
             ahead(source, surface)
-    report = Report(title, decide(surface))
+    report = Report(title, decide(surface), planned=True)
     met, own, places = faults(surface, report), own_faults(surface), tuple(_places(surface, report))
     return Verdict(vllm, speculators, transformers, report, met, own, places)
 

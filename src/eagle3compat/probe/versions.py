@@ -16,6 +16,8 @@ _VERSION = re.compile(
     r"(?:\+(?P<local>[a-z0-9]+(?:[-_.][a-z0-9]+)*))?",
     re.IGNORECASE,
 )
+LONGEST = 200
+"""Characters of a version: Python itself refuses to read a number of thousands of digits."""
 _STAGES = {"a": 0, "alpha": 0, "b": 1, "beta": 1, "c": 2, "rc": 2, "pre": 2, "preview": 2}
 _FINAL, _EARLIEST = (3,), (-1,)
 _CLAUSE = re.compile(r"(===|==|!=|<=|>=|~=|<|>)\s*([^\s,;)]+)")
@@ -23,7 +25,7 @@ _CLAUSE = re.compile(r"(===|==|!=|<=|>=|~=|<|>)\s*([^\s,;)]+)")
 
 def key(version: str) -> Key | None:
     """Orders as PEP 440 does; None for what is no version."""
-    found = _VERSION.fullmatch(version.strip())
+    found = _VERSION.fullmatch(version.strip()) if len(version) <= LONGEST else None
     if found is None:
         return None
     release = [int(part) for part in found["release"].split(".")]

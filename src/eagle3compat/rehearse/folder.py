@@ -65,7 +65,7 @@ def read_config(folder: Path) -> Config:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {error}. Check the download.") from error
     if not isinstance(config, dict):
         raise InputError(f"{path} holds no JSON object. Check the download.")
@@ -79,7 +79,7 @@ def read_index(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # a broken index: the size is then worked out from the config
+    except (OSError, ValueError, RecursionError):  # a broken index: the size is then worked out from the config
         return None
     return index if isinstance(index, dict) else None
 

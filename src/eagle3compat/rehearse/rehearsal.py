@@ -7,7 +7,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,13 @@ def rehearse(options: Options, progress: Progress) -> Verdict:
     _check(options)
     found = accelerators()
     device = options.device or _device(found)
-    numbers = estimate(
-        config, options.layer_ids, options.tensor_parallel_size, options.max_model_len, index=read_index(folder)
-    )
-    small = shrink(config, options.tensor_parallel_size, device)
-    real_ids = default_layer_ids(Model(config).layers) if options.layer_ids is None else options.layer_ids
-    ids = small.layer_ids(real_ids)
+    with _config_of(folder):
+        numbers = estimate(
+            config, options.layer_ids, options.tensor_parallel_size, options.max_model_len, index=read_index(folder)
+        )
+        small = shrink(config, options.tensor_parallel_size, device)
+        real_ids = default_layer_ids(Model(config).layers) if options.layer_ids is None else options.layer_ids
+        ids = small.layer_ids(real_ids)
     problems = [Problem("config", said) for said in numbers.problems]
     notes = [*(small.notes if options.run else ()), *numbers.notes]
     if device == "cuda":
@@ -134,6 +136,20 @@ def rehearse(options: Options, progress: Progress) -> Verdict:
     return Verdict(
         options.model, device, numbers, small.config, ids, steps, list(dict.fromkeys(notes)), problems, run, log
     )
+
+
+@contextmanager
+def _config_of(folder: Path) -> Iterator[None]:
+    """Within, a value of another kind than models have raises InputError, wherever a figure is worked out from it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{folder / 'config.json'} holds a value that no such model has: {type(error).__name__}: {error}. "
+            "Take the config of the published model."
+        ) from error
 
 
 def _device(found: list[Accelerator]) -> str:

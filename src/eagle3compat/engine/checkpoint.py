@@ -1,0 +1,130 @@
+"""Refuses a model folder that is broken, from names, sizes and headers, before anything of it is loaded.
+
+Each file of weights is opened and its header read: for a model of 10^12 parameters in 160 files that is some 20 MB, by
+several threads at a time, as each file of a network disk is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..header import HeaderError, read_header
+from ..rehearse.loader import REHEARSAL
+
+JSON_FILES = (
+    "config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+)
+"""What transformers reads as JSON while stock and vLLM load config, tokenizer and processor, and fails on in its own
+words. Without `generation_config.json`: vLLM goes on where it is broken."""
+INDICES = {"*.safetensors": "model.safetensors.index.json", "*.bin": "pytorch_model.bin.index.json"}
+"""In the order in which vLLM looks for weights: where there is one of the first, it takes no other."""
+OTHER_FORM = "consolidated"
+"""How names of weights begin that are there once more, in Mistral's own form."""
+FROM_FILES = ("auto", "hf", "safetensors", "pt")
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+POINTER = b"version https://git-lfs"
+THREADS = 16
+AGAIN = "Fetch it again"
+
+
+def check_folder(folder: Path) -> None:
+    """Raises InputError, which names the file and the remedy. Takes what is there: weights may be elsewhere."""
+    for name in JSON_FILES:
+        if (folder / name).is_symlink() or (folder / name).exists():
+            _object(folder / name)
+    config = _object(folder / "config.json")
+    named = config.get("architectures")
+    if not (isinstance(named, list) and named and isinstance(named[0], str)) and "auto_map" not in config:
+        raise InputError(
+            f"{folder / 'config.json'} names no architectures, by which vLLM chooses the model's class. Take the "
+            'config of the published model, or add them, such as "architectures": ["LlamaForCausalLM"].'
+        )
+    files = weights_of(folder)
+    if not files:
+        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        wrong = [said for said in pool.map(_fault, files) if said]
+    if wrong:
+        more = f", and {len(wrong) - 1} more files are damaged" if len(wrong) > 1 else ""
+        raise InputError(f"{wrong[0]}{more}.")
+
+
+def check_weights(folder: Path, load_format: str) -> None:
+    """Raises InputError for a folder without any, where the load format wants them there."""
+    if load_format not in FROM_FILES or not folder.is_dir() or os.environ.get(REHEARSAL):
+        return
+    if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
+        raise InputError(f"{folder} holds no weights ({', '.join(WEIGHTS)}). Fetch them, or check the path.")
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """The files of weights that vLLM would load: those that the index names, or all. Raises InputError."""
+    found = {pattern: sorted(folder.glob(pattern)) for pattern in INDICES}
+    for pattern, index in INDICES.items():
+        files, indexed = found[pattern], (folder / index).is_file()
+        if not files and (any(found.values()) or not indexed):
+            continue
+        if not indexed:
+            return [file for file in files if not file.name.startswith(OTHER_FORM)] or files
+        shards = _shards(folder / index)
+        missing = [name for name in shards if not (folder / name).is_file()]
+        if missing:
+            raise InputError(
+                f"{len(missing)} of {len(shards)} files that {folder / index} names are not there: "
+                f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}. Fetch them again."
+            )
+        return [folder / name for name in shards]
+    return []
+
+
+def _shards(index: Path) -> list[str]:
+    weights = _object(index).get("weight_map")
+    if not isinstance(weights, dict) or not weights or not all(isinstance(name, str) for name in weights.values()):
+        raise InputError(f"{index} does not say which file holds which weight. {AGAIN}.")
+    return sorted(set(weights.values()))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}. {_remedy(error)}.") from error
+    if content.startswith(POINTER):
+        raise InputError(f"{path} is a git-lfs pointer. Run `git lfs pull` in {path.parent}.")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        said = str(error) if content.strip() else "it is empty"
+        raise InputError(f"{path} is cut short, or no JSON: {said}. {AGAIN}.") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds no JSON object. {AGAIN}.")
+    return found
+
+
+def _remedy(error: OSError) -> str:
+    return "Make it readable (chmod u+r)" if isinstance(error, PermissionError) else AGAIN
+
+
+def _fault(path: Path) -> str:
+    """What is wrong with one file of weights, and the remedy; empty where its size is what it says."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(POINTER))
+            if start == POINTER:
+                return f"{path} is a git-lfs pointer, not the weights. Run `git lfs pull` in {path.parent}"
+            if path.suffix == ".safetensors":
+                read_header(path)
+            elif start.startswith(b"PK") and not zipfile.is_zipfile(file):
+                return f"{path} is cut short. {AGAIN}"
+    except HeaderError as error:
+        return f"{path} is damaged: {error}. {AGAIN}"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}. {_remedy(error)}"
+    return ""

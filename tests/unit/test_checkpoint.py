@@ -1,0 +1,213 @@
+"""A broken model folder is refused by the generator's constructor before anything of it is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3compat.adapters.results import checked_constructor
+from eagle3compat.adapters.tokenizer import TrustingTokenizer
+from eagle3compat.engine.checkpoint import check_folder, check_weights
+from eagle3compat.errors import InputError
+from eagle3compat.header import HeaderError, read_header
+from eagle3compat.rehearse.loader import REHEARSAL
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+INDEX = "model.safetensors.index.json"
+SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+
+
+def weights(*shapes: int) -> bytes:
+    """A safetensors file of float16 vectors."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for number, length in enumerate(shapes):
+        entry = {"dtype": "F16", "shape": [length], "data_offsets": [end, end + 2 * length]}
+        header[f"layer.{number}"] = entry  # type: ignore[assignment]
+        end += 2 * length
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(end)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder of three shards and their index."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text('{"model": {}}')
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    for name in SHARDS:
+        (folder / name).write_bytes(weights(40, 100))
+    (folder / INDEX).write_text(json.dumps({"weight_map": {f"layer.{n}": name for n, name in enumerate(SHARDS)}}))
+    return folder
+
+
+def write(name: str, content: str | bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def cut(name: str, end: int) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:end])
+
+
+def gone(*names: str) -> Callable[[Path], Any]:
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
+
+
+def moved(name: str) -> Callable[[Path], Any]:
+    """A link of the hub's cache whose file is gone."""
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to("blobs/0123")
+
+    return change
+
+
+def in_turn(*changes: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    return lambda folder: [change(folder) for change in changes]
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "tokenizer cut short": (write("tokenizer.json", '{"model": {"vo'), "tokenizer.json is cut short, or no JSON"),
+    "tokenizer empty": (write("tokenizer.json", ""), "tokenizer.json is cut short, or no JSON: it is empty"),
+    "tokenizer of bytes": (write("tokenizer.json", b"\xff\xfe{}"), "tokenizer.json is cut short"),
+    "tokenizer is a page": (write("tokenizer.json", "<!doctype html>"), "tokenizer.json is cut short, or no JSON"),
+    "tokenizer without end": (write("tokenizer.json", "[" * 100_000), "tokenizer.json is cut short, or no JSON"),
+    "tokenizer is a pointer": (write("tokenizer.json", POINTER), "tokenizer.json is a git-lfs pointer"),
+    "tokenizer is a folder": (
+        in_turn(gone("tokenizer.json"), lambda f: (f / "tokenizer.json").mkdir()), "tokenizer.json cannot be read",
+    ),
+    "tokenizer moved": (moved("tokenizer.json"), "tokenizer.json cannot be read: No such file"),
+    "settings cut short": (cut("tokenizer_config.json", 5), "tokenizer_config.json is cut short"),
+    "settings no object": (write("tokenizer_config.json", "[1]"), "tokenizer_config.json holds no JSON object"),
+    "config cut short": (cut("config.json", 20), "config.json is cut short, or no JSON"),
+    "config without classes": (write("config.json", '{"model_type": "llama"}'), "config.json names no architectures"),
+    "config with no class": (write("config.json", '{"architectures": []}'), "names no architectures"),
+    "config with odd classes": (write("config.json", '{"architectures": {"a": 1}}'), "names no architectures"),
+    "index cut short": (cut(INDEX, 30), f"{INDEX} is cut short, or no JSON"),
+    "index without names": (write(INDEX, '{"metadata": {}}'), f"{INDEX} does not say which file"),
+    "index of a list": (write(INDEX, '{"weight_map": ["a"]}'), f"{INDEX} does not say which file"),
+    "index of numbers": (write(INDEX, '{"weight_map": {"a": 1}}'), f"{INDEX} does not say which file"),
+    "shard missing": (gone(SHARDS[1]), f"1 of 3 files that .*{INDEX} names are not there: {SHARDS[1]}. Fetch"),
+    "every shard missing": (gone(*SHARDS), "3 of 3 files that"),
+    "shard moved": (moved(SHARDS[1]), f"not there: {SHARDS[1]}"),
+    "shard cut short": (cut(SHARDS[2], -1), rf"{SHARDS[2]} is damaged: it has \d+ bytes of the \d+ that"),
+    "shard too long": (lambda f: (f / SHARDS[2]).write_bytes(weights(4) + b"x"), f"{SHARDS[2]} is damaged"),
+    "shard cut in its header": (cut(SHARDS[0], 40), f"{SHARDS[0]} is damaged: it is cut short"),
+    "shard empty": (write(SHARDS[0], b""), f"{SHARDS[0]} is damaged: it is cut short"),
+    "shard is a page": (write(SHARDS[0], "<!doctype html>" * 9), f"{SHARDS[0]} is damaged: it is cut short"),
+    "shard of zeros": (write(SHARDS[0], bytes(1000)), f"{SHARDS[0]} is damaged: its header is no header"),
+    "shard is a pointer": (write(SHARDS[0], POINTER), f"{SHARDS[0]} is a git-lfs pointer"),
+    "two shards cut short": (in_turn(cut(SHARDS[0], -1), cut(SHARDS[2], -1)), "and 1 more files are damaged"),
+    "no index, cut short": (in_turn(gone(INDEX), cut(SHARDS[2], -1)), f"{SHARDS[2]} is damaged"),
+    "an archive cut short": (
+        in_turn(gone(INDEX, *SHARDS), write("pytorch_model.bin", b"PK\3\4" + bytes(500))), r"pytorch_model\.bin is cut",
+    ),
+    "an archive missing": (
+        in_turn(gone(INDEX, *SHARDS), write("pytorch_model.bin.index.json", '{"weight_map": {"a": "b.bin"}}')),
+        "1 of 1 files that",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_folder_is_refused_by_name(model: Path, case: str) -> None:
+    change, says = BROKEN[case]
+    change(model)
+    with pytest.raises(InputError, match=says) as refused:
+        checked_constructor(lambda *_: pytest.fail("stock's constructor ran"))(object(), str(model))
+    assert str(model) in str(refused.value)
+    assert str(refused.value).endswith((".", "there")), "the remedy is a sentence"
+
+
+SOUND: dict[str, Callable[[Path], Any]] = {
+    "as published": lambda folder: None,
+    "without an index": gone(INDEX),
+    "with no weights, as a rehearsal's": gone(INDEX, *SHARDS),
+    "with a stray file beside the index's": write("extra.safetensors", "cut short"),
+    "with the same in Mistral's form": in_turn(gone(INDEX), write("consolidated.safetensors", "cut short")),
+    "with an index of weights in another form": in_turn(gone(*SHARDS), write("pytorch_model.bin", b"\x80\2legacy")),
+    "with a class of its own code": write("config.json", '{"auto_map": {}}'),
+    "with a generation_config that vLLM passes over": write("generation_config.json", "{"),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_what_would_load_is_let_through(model: Path, case: str) -> None:
+    SOUND[case](model)
+    check_folder(model)
+
+
+class TestNoWeights:
+    @pytest.fixture(autouse=True)
+    def nothing(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        gone(INDEX, *SHARDS)(model)
+        monkeypatch.delenv(REHEARSAL, raising=False)
+
+    def test_a_folder_without_any_is_refused(self, model: Path) -> None:
+        with pytest.raises(InputError, match=r"model holds no weights .*\. Fetch them"):
+            check_weights(model, "auto")
+        (model / "x.gguf").touch()
+        check_weights(model, "auto")
+
+    def test_unless_they_come_from_elsewhere(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        check_weights(model, "dummy")
+        check_weights(Path("owner/name"), "auto")
+        monkeypatch.setenv(REHEARSAL, "1")
+        check_weights(model, "auto")
+
+
+def test_a_file_that_may_not_be_read_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("eagle3compat.engine.checkpoint.read_header", forbid)
+    with pytest.raises(InputError, match=rf"{SHARDS[0]} cannot be read: Permission denied\. Make it readable"):
+        check_folder(model)
+
+
+def test_a_hub_id_is_left_to_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def stock(self: Any, model_path: str, layer_ids: Any) -> None:
+        raise KeyError(model_path)
+
+    with pytest.raises(KeyError, match="owner/name"):
+        checked_constructor(stock)(object(), "owner/name")
+
+
+def test_a_header_is_read_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(weights(3))
+    assert list(read_header(path)) == ["__metadata__", "layer.0"]
+    with path.open("r+b") as file:
+        file.truncate(2**40)  # a hole, which takes no time and no disk
+    with pytest.raises(HeaderError, match=r"1,099,511,627,776 bytes"):
+        read_header(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(HeaderError, match="no regular file"):
+        read_header(path)
+
+
+def test_a_tokenizer_that_does_not_load_is_an_input_error_for_a_folder(tmp_path: Path) -> None:
+    class Auto:
+        @staticmethod
+        def from_pretrained(model: str, **options: Any) -> None:
+            raise Exception("expected value at line 1\nand more")  # as the tokenizers library does
+
+    said = r"does not load: Exception: expected value at line 1\. Fetch"
+    with pytest.raises(InputError, match=said):
+        TrustingTokenizer(Auto).from_pretrained(str(tmp_path))
+    with pytest.raises(Exception, match="expected value") as kept:
+        TrustingTokenizer(Auto).from_pretrained("owner/name")
+    assert not isinstance(kept.value, InputError)
