@@ -49,7 +49,7 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.model, self.worker = Model(), tap.Tap()
-        self.worker.model_runner = SimpleNamespace(model=self.model)  # type: ignore[attr-defined]
+        self.worker.model_runner, self.worker.rank = SimpleNamespace(model=self.model), 0  # type: ignore[attr-defined]
 
     def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> Any:
         return json.loads(json.dumps([getattr(self.worker, method)(*args)]))

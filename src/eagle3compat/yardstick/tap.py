@@ -19,16 +19,21 @@ from typing import Any
 
 import torch
 
+EXTENSION = "eagle3compat.yardstick.tap.Tap"
 FINAL = ("norm", "norm_f", "final_layernorm")
 TOLERANCE = 0.1
 """Of the largest value: rounding in a batch is far below, another token's position far above."""
 
 
 class Tap:
-    """Worker extension: keeps what enters the norm after each decoder layer, the sum where it adds a residual."""
+    """Worker extension: keeps what enters the norm after each decoder layer, the sum where it adds a residual.
 
-    def tap_install(self) -> bool:
-        """Whether the model is of the kind that can be tapped."""
+    The worker writes a file: where the engine core is a process of its own, as on a GPU, vLLM sends no tensors, and one
+    in a reply arrives as a list of its dtype, its shape and the number of a buffer.
+    """
+
+    def tap_install(self, norm: str = "input_layernorm", adds: bool = True) -> bool:
+        """Tap the norm of this name in each layer; whether the model has it."""
         worker: Any = self
         lists = [
             (module, child)
@@ -39,27 +44,27 @@ class Tap:
         if not lists:
             return False
         base, layers = max(lists, key=lambda found: len(found[1]))
-        heads = [getattr(layer, "input_layernorm", None) for layer in list(layers)[1:]]
+        heads = [getattr(layer, norm, None) for layer in list(layers)[1:]]
         final = next((child for name, child in base.named_children() if name in FINAL), None)
         if final is None or None in heads:
             return False
         norms = [*heads, final]
         worker.tapped = [None] * len(norms)
         for index, module in enumerate(norms):
-            module.register_forward_pre_hook(self._tap_keep(index))
+            module.register_forward_pre_hook(self._tap_keep(index, adds))
         return True
 
-    def _tap_keep(self, index: int) -> Any:
+    def _tap_keep(self, index: int, adds: bool) -> Any:
         worker: Any = self
 
         def keep(_module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
             parts = [part for part in arguments if isinstance(part, torch.Tensor)]
-            worker.tapped[index] = (parts[0] + parts[1] if len(parts) > 1 else parts[0]).clone()
+            worker.tapped[index] = (parts[0] + parts[1] if adds and len(parts) > 1 else parts[0]).clone()
 
         return keep
 
     def tap_save(self, rows: int, path: str) -> None:
-        """Write what the last forward left. A file, since some releases do not bring tensors back whole."""
+        """Write what the last forward left."""
         worker: Any = self
         if worker.rank == 0:
             torch.save([stream.reshape(-1, stream.shape[-1])[:rows].cpu() for stream in worker.tapped], path)
@@ -79,7 +84,7 @@ def main() -> None:
     prompts = json.loads(options.prompts.read_text())
     llm = LLM(
         options.model, dtype=options.dtype, enforce_eager=True, max_model_len=max(map(len, prompts)) + 2,
-        max_num_seqs=4, worker_extension_cls="eagle3compat.yardstick.tap.Tap", enable_prefix_caching=False, seed=0,
+        max_num_seqs=4, worker_extension_cls=EXTENSION, enable_prefix_caching=False, seed=0,
     )
     tapped = all(llm.collective_rpc("tap_install"))
     one = options.out.with_suffix(".one")
