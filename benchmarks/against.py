@@ -31,7 +31,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from extraction import versions
-from workload import SHAPES
+from workload import SHAPES, interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out"
@@ -181,12 +181,7 @@ def main() -> None:
     if options.play:
         perform(options)
         return
-    python = sys.executable
-    if not options.here:
-        sys.path.insert(0, str(ROOT / "tools"))
-        import environments  # type: ignore[import-not-found]
-
-        python = str(environments.ensure(*PAIR))
+    python = interpreter(PAIR, options.here)
     folder = OUT / "against"
     folder.mkdir(parents=True, exist_ok=True)
     workload = str(Path(__file__).with_name("workload.py"))

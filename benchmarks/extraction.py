@@ -35,7 +35,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from workload import SHAPES, calls_of, make_model, max_length
+from workload import SHAPES, calls_of, interpreter, make_model, max_length
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out"
@@ -280,12 +280,7 @@ def main() -> None:
         figures = {"extraction": measure_extraction, "llm": measure_llm}[options.phase](model, options)
         (model / f"{options.phase}.json").write_text(json.dumps(figures))
         return
-    python = sys.executable
-    if not options.here:
-        sys.path.insert(0, str(ROOT / "tools"))
-        import environments  # type: ignore[import-not-found]
-
-        python = str(environments.ensure(*PAIR))
+    python = interpreter(PAIR, options.here)
     OUT.mkdir(exist_ok=True)
     figures = phase("extraction", options, python, model)
     if not options.no_llm:

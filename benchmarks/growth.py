@@ -21,7 +21,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from extraction import Extraction, device_peak, timed, versions
-from workload import SHAPES, calls_of, make_model
+from workload import SHAPES, calls_of, interpreter, make_model
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out"
@@ -108,12 +108,7 @@ def main() -> None:
                  "shape": options.shape, "date": datetime.date.today().isoformat()}  # fmt: skip
         result.write_text(json.dumps({**about, "points": found}, indent=1))
         return
-    python = sys.executable
-    if not options.here:
-        sys.path.insert(0, str(ROOT / "tools"))
-        import environments  # type: ignore[import-not-found]
-
-        python = str(environments.ensure(*PAIR))
+    python = interpreter(PAIR, options.here)
     OUT.mkdir(exist_ok=True)
     env = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])

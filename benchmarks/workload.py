@@ -36,6 +36,16 @@ def make_model(folder: Path, shape: dict[str, int]) -> None:
     tiny._write_json(folder / "generation_config.json", tiny._special_ids())
 
 
+def interpreter(pair: tuple[str, str], here: bool) -> str:
+    """A python that has vLLM and speculators: this one, or that of an environment made for the pair."""
+    if here:
+        return sys.executable
+    sys.path.insert(0, str(ROOT / "tools"))
+    import environments  # type: ignore[import-not-found]
+
+    return str(environments.ensure(*pair))
+
+
 def calls_of(options: argparse.Namespace) -> list[list[list[int]]]:
     """The prompts, in calls."""
     rng = random.Random(0)
