@@ -218,6 +218,11 @@ class Engine:
         self.shutdown()
 
     @property
+    def dead(self) -> str:
+        """Why it can no longer be used, or nothing."""
+        return self._dead
+
+    @property
     def is_ours(self) -> bool:
         """Whether this process started the workers, and is not a fork of the one that did."""
         return os.getpid() == self._pid
