@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import environments  # type: ignore[import-not-found]  # noqa: E402
+import environments  # type: ignore[import-not-found]
 
 BESIDE = ("openai>=2", "httpx")
 """What `vllm_client` and `render_client` import."""

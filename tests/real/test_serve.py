@@ -146,7 +146,8 @@ def test_every_tensor_that_stock_clients_fetch_is_the_models(
             "dtype": "float32", "folders": folders, "out": str(tmp_path / "figures.json")}  # fmt: skip
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     script = str(Path(__file__).with_name("serve_compare.py"))
-    execute([python_of(*REFERENCE), script, str(tmp_path / "plan.json")], tmp_path / "log", settings(OMP_NUM_THREADS="1"))
+    command = [python_of(*REFERENCE), script, str(tmp_path / "plan.json")]
+    execute(command, tmp_path / "log", settings(OMP_NUM_THREADS="1"))
     for release, figures in json.loads((tmp_path / "figures.json").read_text()).items():
         assert fetched[release]["errors"] == {}, release
         assert figures["wrong"] == [], release

@@ -54,13 +54,17 @@ class Batches:
         self._waiting: queue.Queue[Job | None] = queue.Queue()
         self._held: Job | None = None
         self._closed = False
+        self._lock = threading.Lock()
         self._writers = ThreadPoolExecutor(writers, thread_name_prefix="eagle3compat-writer")
         self._thread = threading.Thread(target=self._work, name="eagle3compat-engine", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Have it computed. Its future may be cancelled while it waits."""
-        self._waiting.put(job)
+        """Have it computed. Its future may be cancelled while it waits. Raises StoppingError."""
+        with self._lock:
+            if self._closed:
+                raise StoppingError
+            self._waiting.put(job)
 
     def close(self, seconds: float) -> bool:
         """Take nothing new, and wait for the batch that is being computed; whether it ended."""
@@ -85,8 +89,11 @@ class Batches:
                 wait(writing)
                 self._closed = True
                 self._on_death()
-        while not self._waiting.empty():
-            job = self._waiting.get()
+        with self._lock:  # who has put something by now is answered, and nobody puts anything later
+            left = [self._held]
+            while not self._waiting.empty():
+                left.append(self._waiting.get())
+        for job in left:
             if job is not None and job.path.set_running_or_notify_cancel():
                 job.path.set_exception(StoppingError())
 
