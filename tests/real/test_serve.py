@@ -138,6 +138,37 @@ def fetched(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return reports
 
 
+METHOD = "--speculative-config"
+MOONCAKE = {**connector(Path("/tmp")), "kv_connector": "MooncakeHiddenStatesConnector"}
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "option": (["--nonsense", "1"], "unrecognized arguments: --nonsense 1"),
+    "server option": (["--api-key", "x"], "unrecognized arguments: --api-key x"),
+    "method": ([METHOD, json.dumps({"method": "ngram"})], "the method of --speculative-config is 'ngram'"),
+    "no ids": ([METHOD, json.dumps({"method": "extract_hidden_states"})], "is None, not a list of layer ids"),
+    "field": ([METHOD, json.dumps({**SPECULATIVE, "x": 1})], "x in --speculative-config would be ignored"),
+    "both": ([METHOD, json.dumps(SPECULATIVE), "--target-layer-ids", "2"], "Leave one out"),
+    "connector": (["--kv-transfer-config", json.dumps(MOONCAKE)], "the connector is 'MooncakeHiddenStatesConnector'"),
+    "engines": (["--data-parallel-size", "2"], "--data-parallel-size is 2: this server has one engine"),
+    "layer": (["--target-layer-ids", "7"], "layer id 7 is out of range: the model has 6 layers"),
+}
+
+
+def test_what_would_be_ignored_or_cannot_be_served_is_refused_by_name(models: dict[str, Path], tmp_path: Path) -> None:
+    files = ["--hidden-states-path", str(tmp_path / "files"), "--port", "0", "--dtype", "float32"]
+    cases = {name: [str(models["llama"]), *words, *files] for name, (words, _said) in REFUSED.items()}
+    cases["connector"] = [str(models["llama"]), *REFUSED["connector"][0]]
+    cases["model"] = [str(tmp_path / "nothing"), *files]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    script, out = str(Path(__file__).with_name("serve_refusals.py")), tmp_path / "out.json"
+    execute([python_of(*REFERENCE), script, str(tmp_path / "cases.json"), str(out)], tmp_path / "log", settings())
+    outcomes = json.loads(out.read_text())
+    for name, words in {**{name: said for name, (_words, said) in REFUSED.items()}, "model": "no such folder"}.items():
+        code, said = outcomes[name]
+        assert code == 2, (name, said[-1000:])
+        assert words in said, (name, said[-1000:])
+    assert not list((tmp_path / "files").iterdir())
+
+
 def test_every_tensor_that_stock_clients_fetch_is_the_models(
     fetched: dict[str, dict[str, Any]], references: Callable[[str, str], Path], tmp_path: Path
 ) -> None:

@@ -189,6 +189,8 @@ def answered(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Re
             return failed(404, "NotFoundError", error)
         except StoppingError as error:
             return failed(503, "ServiceUnavailableError", error)
+        except asyncio.CancelledError:  # uvicorn ends what takes longer than its grace, and would say nothing
+            return failed(503, "ServiceUnavailableError", StoppingError())
         except ClientGoneError:
             return Response(status_code=499)  # nobody reads it
         except Exception as error:  # noqa: BLE001  the client is told, and the next request is served

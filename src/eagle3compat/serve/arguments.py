@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..adapters.configs import CHOSEN
+from ..adapters.results import check_model_path
 from ..capture import EXTENSION
 from ..errors import InputError, joined
 
@@ -53,6 +54,7 @@ def parse(words: Sequence[str]) -> Asked:
     parser.add_argument("--include-last-layer", action=argparse.BooleanOptionalAction, default=True)
     EngineArgs.add_cli_args(parser)
     parsed = parser.parse_args([word for word in words if word != "--"])
+    check_model_path(parsed.model_tag)
     layer_ids, last_layer = _layer_ids(parsed)
     connector = _connector(parsed)
     engine = {name: value for name, value in vars(parsed).items() if name in EngineArgs.__dataclass_fields__}
