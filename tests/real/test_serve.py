@@ -196,6 +196,11 @@ def test_conversations_are_rendered_and_cut_as_asked(server: Server, fetched: di
     body = {"messages": parts, "add_generation_prompt": False, "truncate_prompt_tokens": 7}
     status, answer = server.ask("/v1/chat/completions/render", body)
     assert (status, answer["token_ids"]) == (200, report["rendered"][-7:])
+    # a training window as long as the model's is rendered, as vLLM does, though one token less is computed
+    body["truncate_prompt_tokens"] = LENGTH
+    assert server.ask("/v1/chat/completions/render", body)[0] == 200
+    body["truncate_prompt_tokens"] = LENGTH + 1
+    assert server.ask("/v1/chat/completions/render", body)[0] == 400
 
 
 def test_text_is_tokenized(server: Server) -> None:

@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Service:
     def __init__(self, extractor: Extractor, batches: Batches, names: tuple[str, ...]) -> None:
         self._extractor, self._batches, self._names = extractor, batches, names
         self._tokens = Tokens(extractor.model_config)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="eagle3compat-tokenizer")
 
     def app(self) -> Starlette:
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
@@ -86,7 +87,7 @@ class Service:
             prompt = await self._in_thread(self._tokens.of_text, prompt, bool(body.get("add_special_tokens", True)))
         elif not isinstance(prompt, list) or any(isinstance(part, (list, str)) for part in prompt):
             raise InputError("prompt is not one list of token ids, nor one text. Send one prompt a request.")
-        tokens = self._checked(prompt, body)
+        tokens = self._checked(prompt, body, self._extractor.limit)
         name, path = await self._computed(request, "cmpl", tokens)
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
         if body.get("return_token_ids"):
@@ -95,7 +96,7 @@ class Service:
 
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request, RENDERED)
-        tokens = self._checked(await self._in_thread(self._tokens.of_chat, body), body)
+        tokens = self._checked(await self._in_thread(self._tokens.of_chat, body), body, self._extractor.limit)
         name, path = await self._computed(request, "chatcmpl", tokens)
         message = {"role": "assistant", "content": ""}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None}
@@ -104,7 +105,7 @@ class Service:
 
     async def _render(self, request: Request) -> Response:
         body = await self._body(request, RENDERED)
-        tokens = self._checked(await self._in_thread(self._tokens.of_chat, body), body)
+        tokens = self._checked(await self._in_thread(self._tokens.of_chat, body), body, self._extractor.limit + 1)
         name = f"chatcmpl-{uuid.uuid4().hex}"
         return JSONResponse({"request_id": name, "model": self._names[0], "token_ids": tokens})
 
@@ -130,12 +131,11 @@ class Service:
                 raise InputError(f"the field {name!r} is not known here, and would be ignored. Leave it out.")
         return body
 
-    def _checked(self, prompt: list[Any], body: Mapping[str, Any]) -> list[int]:
-        return self._extractor.checked(cut(prompt, body, self._extractor.limit))
+    def _checked(self, prompt: list[Any], body: Mapping[str, Any], limit: int) -> list[int]:
+        return self._extractor.checked(cut(prompt, body, limit), limit)
 
-    @staticmethod
-    async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.to_thread(function, *arguments)
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _computed(self, request: Request, kind: str, tokens: list[int]) -> tuple[str, Path]:
         """The request's id, and its file once that is whole. A client that goes away leaves no file behind."""

@@ -43,7 +43,10 @@ class Tokens:
         tokenizer = self._tokenizer()
         options = {name: body[name] for name in RENDERING if body.get(name) is not None}
         options.setdefault("add_generation_prompt", not options.get("continue_final_message"))
-        options.update(body.get("chat_template_kwargs") or {})
+        more = body.get("chat_template_kwargs") or {}
+        if not isinstance(more, dict):
+            raise InputError(f"chat_template_kwargs is {more!r}, not an object.")
+        options.update(more)
         messages = [plain(message, number) for number, message in enumerate(body.get("messages") or [])]
         if not messages:
             raise InputError("messages is empty: there is nothing to render.")

@@ -65,6 +65,11 @@ def _serve(asked: Asked, folder: Folder, listening: socket.socket, ending: ExitS
     for change in asked.changed:
         say(f"extraction needs it: {change}")
     config = EngineArgs.from_cli_args(argparse.Namespace(**asked.engine)).create_engine_config()
+    if config.speculative_config is not None:
+        raise InputError(
+            f"{asked.engine['model']} or an option asks for speculative decoding, of which this server does none. "
+            "Serve the target model alone."
+        )
     layer_ids = chosen_ids(asked, int(config.model_config.hf_text_config.num_hidden_layers))
     extractor = Extractor(config, layer_ids)
     ending.callback(extractor.shutdown)

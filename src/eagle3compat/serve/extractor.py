@@ -46,14 +46,14 @@ class Extractor:
         """Tokens of the longest prompt: vLLM keeps one place for the token that it generates."""
         return int(self.model_config.max_model_len) - 1
 
-    def checked(self, prompt: Any) -> list[int]:
-        """A prompt's token ids. Raises InputError for what cannot be computed."""
+    def checked(self, prompt: Any, limit: int) -> list[int]:
+        """A prompt's token ids, `limit` at most. Raises InputError for what cannot be computed."""
         (tokens,) = token_lists([prompt])
         check_prompts([tokens], self.model_config.get_vocab_size())
-        if len(tokens) > self.limit:
+        if len(tokens) > limit:
             raise InputError(
-                f"the prompt has {len(tokens)} tokens, and the longest that fits has {self.limit}: max_model_len "
-                f"({self.limit + 1}) less one. Shorten it, or start the server with a larger --max-model-len."
+                f"the prompt has {len(tokens)} tokens, and the longest that fits has {limit} (max_model_len is "
+                f"{self.limit + 1}). Shorten it, or start the server with a larger --max-model-len."
             )
         return tokens
 
