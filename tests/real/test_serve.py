@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import socket
@@ -21,8 +22,7 @@ import clients
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("serve")]
 
-SIGNALS = {("0.16.0", "0.3.0"): signal.SIGTERM, ("0.32.0", "0.4.0.1"): signal.SIGINT}
-"""The environments, and by which signal the server in each is stopped."""
+PAIRS = [("0.16.0", "0.3.0"), ("0.32.0", "0.4.0.1")]
 CLIENTS = ("0.5.0", "0.7.0", "0.9.0")
 LAYER_IDS = [2, 3, 5, 6]
 BATCH = "shared prefix"
@@ -51,8 +51,7 @@ def connector(folder: Path) -> dict[str, Any]:
 class Server:
     """A running server: its address, its process, and where its files go."""
 
-    def __init__(self, python: str, model: Path, folder: Path, stop: signal.Signals) -> None:
-        self.stop = stop
+    def __init__(self, python: str, model: Path, folder: Path) -> None:
         self.files, self.log_file = folder / "files", folder / "log"
         command = [
             python, "-m", "eagle3compat", "serve", str(model), "--speculative_config", json.dumps(SPECULATIVE),
@@ -93,10 +92,10 @@ class Server:
         """What lies in its folder, beside the hidden one in which it writes."""
         return {path.name for path in self.files.iterdir() if not path.name.startswith(".")}
 
-    def workers(self) -> list[int]:
-        """Its living child processes."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+    def children(self) -> dict[int, str]:
+        """Its child processes with their command lines."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
 
 
 def alive(pid: int) -> bool:
@@ -107,12 +106,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.fixture(scope="module", params=SIGNALS, ids="-".join)
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def server(
     request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    folder, pair = tmp_path_factory.mktemp("serve"), request.param
-    started = Server(python_of(*pair), models["llama"], folder, SIGNALS[pair])
+    started = Server(python_of(*request.param), models["llama"], tmp_path_factory.mktemp("serve"))
     try:
         started.wait_until_it_serves()
         yield started
@@ -274,14 +272,23 @@ def test_clients_that_go_away_leave_nothing_behind(server: Server) -> None:
     assert server.found() == wanted
 
 
-def test_it_ends_whole_when_told_to(server: Server) -> None:
-    workers = server.workers()
-    assert workers
-    server.process.send_signal(server.stop)
-    assert server.process.wait(60) == 0, server.log[-3000:]
+def test_it_ends_whole(server: Server, request: pytest.FixtureRequest) -> None:
+    """On one vLLM because it is told to, on the other because a worker was killed."""
+    children = server.children()
+    told = request.node.callspec.params["server"] == PAIRS[0]
+    if told:
+        server.process.send_signal(signal.SIGTERM)
+    else:
+        os.kill(next(pid for pid, command in children.items() if "resource_tracker" not in command), signal.SIGKILL)
+        time.sleep(1)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{server.url}/health", timeout=10)
+        status, answer = server.completion([9, 10, 11])
+        assert (status, "ended with exit code -9" in answer["error"]["message"]) == (500, True), answer
+    assert server.process.wait(60) == (0 if told else 1), server.log[-3000:]
     deadline = time.monotonic() + 10  # for multiprocessing's tracker of resources, which sees that its parent is gone
-    while any(map(alive, workers)) and time.monotonic() < deadline:
+    while any(map(alive, children)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert [pid for pid in workers if alive(pid)] == []
+    assert [pid for pid in children if alive(pid)] == []
     assert [path for path in server.files.iterdir() if path.name.startswith(".")] == []
-    assert "Traceback" not in server.log
+    assert told == ("Traceback" not in server.log and "can no longer be used" not in server.log)

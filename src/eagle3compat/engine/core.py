@@ -189,11 +189,7 @@ class Engine:
 
     def _failed(self, doing: str, error: Exception) -> WorkerError | GeneratorDeadError:
         """The error to raise for `error`; finds out whether the engine can still be used."""
-        gone = [
-            f"worker process {process.name} (rank {rank}, pid {process.pid}) ended with exit code {process.exitcode}"
-            for rank, process in self._processes
-            if not process.is_alive()
-        ]
+        gone = self._gone()
         report = self._faults.error(doing, error, "; ".join(gone))
         if gone or getattr(self._core.model_executor, "is_failed", False):
             self._dead = "; ".join(gone) + "." if gone else "its workers have failed."
@@ -219,8 +215,16 @@ class Engine:
 
     @property
     def dead(self) -> str:
-        """Why it can no longer be used, or nothing."""
-        return self._dead
+        """Why it can no longer be used, or nothing; a worker that ended while nothing was asked of it is noticed."""
+        return self._dead or "; ".join(self._gone())
+
+    def _gone(self) -> list[str]:
+        """The worker processes that have ended."""
+        return [
+            f"worker process {process.name} (rank {rank}, pid {process.pid}) ended with exit code {process.exitcode}"
+            for rank, process in self._processes
+            if not process.is_alive()
+        ]
 
     @property
     def is_ours(self) -> bool:

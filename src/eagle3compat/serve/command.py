@@ -82,6 +82,7 @@ def _serve(asked: Asked, folder: Folder, listening: socket.socket, ending: ExitS
     app = Service(extractor, batches, asked.names).app()
     settings: dict[str, Any] = {"log_level": "warning", "access_log": False}
     server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=GRACE_SECONDS, **settings))
+    listening.listen()  # who reads the next line and connects at once is not refused
     host, port = listening.getsockname()[:2]
     say(f"serving {asked.names[0]} on http://{host}:{port}, layer ids {list(layer_ids)}, files in {asked.folder}")
     try:
