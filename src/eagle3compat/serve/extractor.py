@@ -1,0 +1,107 @@
+"""vLLM's engine with this library's capture, without a stock generator in front of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..adapters.request import request
+from ..adapters.results import check_prompts, token_lists
+from ..engine.core import Engine
+from ..engine.landed import Landed
+from ..engine.transport import Transport, chosen
+from ..errors import InputError, ResultError
+
+KV_SHARE = 0.5
+"""Share of the memory that may be used, once the weights are loaded, for the KV cache: the rest is for activations."""
+
+
+class Extractor:
+    """Computes prompts and returns their states. `layer_ids` are the server's: `i` is layer `i - 1` from 0.
+
+    Raises what Engine does.
+    """
+
+    def __init__(self, vllm_config: Any, layer_ids: Sequence[int]) -> None:
+        choice = chosen()
+        self.model_config = vllm_config.model_config
+        self.layer_ids = tuple(layer_ids)
+        self.step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
+        self.engine = Engine(vllm_config, vllm_config.cache_config.gpu_memory_utilization * KV_SHARE)
+        try:
+            self.engine.call("_setup_hidden_states_capture", [layer - 1 for layer in layer_ids])
+            self.transport = Transport(self.engine, choice)
+        except BaseException:
+            self.engine.shutdown()
+            raise
+
+    @property
+    def dead(self) -> str:
+        """Why nothing can be computed any more, or nothing."""
+        return self.engine.dead
+
+    @property
+    def limit(self) -> int:
+        """Tokens of the longest prompt: vLLM keeps one place for the token that it generates."""
+        return int(self.model_config.max_model_len) - 1
+
+    def checked(self, prompt: Any, limit: int) -> list[int]:
+        """A prompt's token ids, `limit` at most. Raises InputError for what cannot be computed."""
+        (tokens,) = token_lists([prompt])
+        check_prompts([tokens], self.model_config.get_vocab_size())
+        if len(tokens) > limit:
+            raise InputError(
+                f"the prompt has {len(tokens)} tokens, and the longest that fits has {limit} (max_model_len is "
+                f"{self.limit + 1}). Shorten it, or start the server with a larger --max-model-len."
+            )
+        return tokens
+
+    def extract(self, prompts: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any] | ResultError]:
+        """For each prompt (name to token ids) the tensors of its file, or why its states are none.
+
+        `hidden_states` is `[T, layers, hidden_size]` in the model's dtype, layers in the order of `layer_ids`.
+        Raises what Engine.run does; nothing of the call is returned then.
+        """
+        from vllm import SamplingParams
+
+        one = SamplingParams(max_tokens=1, temperature=0.0)
+        requests = {
+            name: request(
+                request_id=name, prompt_token_ids=list(tokens), sampling_params=one, pooling_params=None,
+                eos_token_id=None, arrival_time=time.time(),
+            )
+            for name, tokens in prompts.items()
+        }
+        self.engine.call("_reset_capture")  # a call that failed leaves its prompts in the worker
+        self.transport.begin(prompts, len(self.layer_ids))
+        try:
+            self.engine.run(requests)
+        except BaseException:
+            self.transport.abandon()
+            raise
+        collected = self.transport.collect(prompts)
+        return {name: self._result(tokens, collected[name]) for name, tokens in prompts.items()}
+
+    def _result(self, tokens: Sequence[int], states: Sequence[Any]) -> dict[str, Any] | ResultError:
+        import torch
+
+        from ..engine.landing import fault_of
+
+        wanted = (len(tokens), self.model_config.get_hidden_size())
+        tensors = []
+        for layer, state in zip(self.layer_ids, states, strict=True):
+            tensor = state.tensor if isinstance(state, Landed) else state
+            fault = state.fault if isinstance(state, Landed) else fault_of(state)
+            if tuple(tensor.shape) != wanted:
+                fault = f"is {list(tensor.shape)}, not {list(wanted)}"
+            if fault:
+                advice = "The model overflows on this prompt: try another --dtype. " if "finite" in fault else ""
+                return ResultError(None, f"layer {layer} {fault}", f"{advice}No file was written.")
+            tensors.append(tensor)
+        return {"hidden_states": torch.stack(tensors, dim=1), "token_ids": torch.tensor(tokens, dtype=torch.long)}
+
+    def shutdown(self) -> None:
+        """End the workers and give back the shared memory."""
+        self.engine.shutdown()
+        self.transport.close()

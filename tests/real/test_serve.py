@@ -1,0 +1,294 @@
+"""`eagle3compat serve` answers the stock clients of speculators 0.5 to 0.9, unmodified, and every tensor is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PROMPTS, REFERENCE, execute, python_of, settings
+
+import clients
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("serve")]
+
+PAIRS = [("0.16.0", "0.3.0"), ("0.32.0", "0.4.0.1")]
+CLIENTS = ("0.5.0", "0.7.0", "0.9.0")
+LAYER_IDS = [2, 3, 5, 6]
+BATCH = "shared prefix"
+LENGTH = 256
+CONVERSATION = [
+    {"role": "user", "content": "How many were there today?"},
+    {"role": "assistant", "content": "Seventeen, and one that was black."},
+]
+START_SECONDS = 600
+SPECULATIVE = {
+    "method": "extract_hidden_states",
+    "num_speculative_tokens": 1,
+    "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": LAYER_IDS}},
+}
+
+
+def connector(folder: Path) -> dict[str, Any]:
+    """What the stock launcher passes."""
+    return {
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(folder)},
+    }
+
+
+class Server:
+    """A running server: its address, its process, and where its files go."""
+
+    def __init__(self, python: str, model: Path, folder: Path) -> None:
+        self.files, self.log_file = folder / "files", folder / "log"
+        command = [
+            python, "-m", "eagle3compat", "serve", str(model), "--speculative_config", json.dumps(SPECULATIVE),
+            "--kv_transfer_config", json.dumps(connector(self.files)), "--no-enable-chunked-prefill",
+            "--host", "127.0.0.1", "--port", "0", "--max-model-len", str(LENGTH), "--dtype", "float32",
+        ]  # fmt: skip
+        with self.log_file.open("w") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=settings())
+        self.model = str(model)
+        self.url = ""
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def wait_until_it_serves(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while " on http://" not in self.log:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"the server did not start:\n{self.log[-4000:]}")
+            time.sleep(0.5)
+        self.url = "http://" + self.log.split(" on http://")[1].split(",")[0]
+
+    def ask(self, path: str, body: Any) -> tuple[int, Any]:
+        """The status and the answer; `body` is JSON, or bytes that are sent as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return reply.status, json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def completion(self, prompt: Any, **more: Any) -> tuple[int, Any]:
+        return self.ask("/v1/completions", {"prompt": prompt, "max_tokens": 1, "return_token_ids": True, **more})
+
+    def found(self) -> set[str]:
+        """What lies in its folder, beside the hidden one in which it writes."""
+        return {path.name for path in self.files.iterdir() if not path.name.startswith(".")}
+
+    def children(self) -> dict[int, str]:
+        """Its child processes with their command lines."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended and waits for its parent only."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def server(
+    request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    started = Server(python_of(*request.param), models["llama"], tmp_path_factory.mktemp("serve"))
+    try:
+        started.wait_until_it_serves()
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+            started.process.wait()
+
+
+@pytest.fixture(scope="module")
+def fetched(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each client fetched: its report, with the folder of its files."""
+    home = tmp_path_factory.mktemp("fetched")
+    job = {"url": server.url, "prompts": PROMPTS[BATCH], "concurrency": 32, "conversation": CONVERSATION}
+    (home / "job.json").write_text(json.dumps(job))
+    script, sites = str(Path(__file__).with_name("serve_client.py")), clients.ensure(CLIENTS)
+    reports = {}
+    for release in CLIENTS:
+        folder = home / release
+        command = [str(sites / "bin/python"), script, str(sites / release), str(home / "job.json"), str(folder)]
+        execute(command, home / f"{release}.log", settings())
+        reports[release] = {**json.loads((folder / "report.json").read_text()), "folder": str(folder)}
+    return reports
+
+
+METHOD = "--speculative-config"
+MOONCAKE = {**connector(Path("/tmp")), "kv_connector": "MooncakeHiddenStatesConnector"}
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "option": (["--nonsense", "1"], "unrecognized arguments: --nonsense 1"),
+    "server option": (["--api-key", "x"], "unrecognized arguments: --api-key x"),
+    "method": ([METHOD, json.dumps({"method": "ngram"})], "the method of --speculative-config is 'ngram'"),
+    "no ids": ([METHOD, json.dumps({"method": "extract_hidden_states"})], "is None, not a list of layer ids"),
+    "field": ([METHOD, json.dumps({**SPECULATIVE, "x": 1})], "x in --speculative-config would be ignored"),
+    "both": ([METHOD, json.dumps(SPECULATIVE), "--target-layer-ids", "2"], "Leave one out"),
+    "connector": (["--kv-transfer-config", json.dumps(MOONCAKE)], "the connector is 'MooncakeHiddenStatesConnector'"),
+    "engines": (["--data-parallel-size", "2"], "--data-parallel-size is 2: this server has one engine"),
+    "layer": (["--target-layer-ids", "7"], "layer id 7 is out of range: the model has 6 layers"),
+}
+
+
+def test_what_would_be_ignored_or_cannot_be_served_is_refused_by_name(models: dict[str, Path], tmp_path: Path) -> None:
+    files = ["--hidden-states-path", str(tmp_path / "files"), "--port", "0", "--dtype", "float32"]
+    cases = {name: [str(models["llama"]), *words, *files] for name, (words, _said) in REFUSED.items()}
+    cases["connector"] = [str(models["llama"]), *REFUSED["connector"][0]]
+    cases["model"] = [str(tmp_path / "nothing"), *files]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    script, out = str(Path(__file__).with_name("serve_refusals.py")), tmp_path / "out.json"
+    execute([python_of(*REFERENCE), script, str(tmp_path / "cases.json"), str(out)], tmp_path / "log", settings())
+    outcomes = json.loads(out.read_text())
+    for name, words in {**{name: said for name, (_words, said) in REFUSED.items()}, "model": "no such folder"}.items():
+        code, said = outcomes[name]
+        assert code == 2, (name, said[-1000:])
+        assert words in said, (name, said[-1000:])
+    assert not list((tmp_path / "files").iterdir())
+
+
+def test_every_tensor_that_stock_clients_fetch_is_the_models(
+    fetched: dict[str, dict[str, Any]], references: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    folders = {release: report["folder"] for release, report in fetched.items()}
+    plan = {"prompts": PROMPTS[BATCH], "reference": str(references("llama", BATCH)), "layer_ids": LAYER_IDS,
+            "dtype": "float32", "folders": folders, "out": str(tmp_path / "figures.json")}  # fmt: skip
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    script = str(Path(__file__).with_name("serve_compare.py"))
+    command = [python_of(*REFERENCE), script, str(tmp_path / "plan.json")]
+    execute(command, tmp_path / "log", settings(OMP_NUM_THREADS="1"))
+    for release, figures in json.loads((tmp_path / "figures.json").read_text()).items():
+        assert fetched[release]["errors"] == {}, release
+        assert figures["wrong"] == [], release
+        assert figures["tensors"] == 300 * len(LAYER_IDS), release
+        assert figures["max"] < 1e-5, (release, figures)
+        assert min(figures["wrong_layer"], figures["shifted_row"]) > 0.3, (release, figures)  # controls
+        assert figures.get("chat", 0.0) < 1e-5
+
+
+def test_conversations_are_rendered_and_cut_as_asked(server: Server, fetched: dict[str, dict[str, Any]]) -> None:
+    report = fetched["0.9.0"]
+    assert len(report["rendered"]) > 20
+    assert report["cut"] == report["rendered"][:7]
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in CONVERSATION]
+    body = {"messages": parts, "add_generation_prompt": False, "truncate_prompt_tokens": 7}
+    status, answer = server.ask("/v1/chat/completions/render", body)
+    assert (status, answer["token_ids"]) == (200, report["rendered"][-7:])
+    # a training window as long as the model's is rendered, as vLLM does, though one token less is computed
+    body["truncate_prompt_tokens"] = LENGTH
+    assert server.ask("/v1/chat/completions/render", body)[0] == 200
+    body["truncate_prompt_tokens"] = LENGTH + 1
+    assert server.ask("/v1/chat/completions/render", body)[0] == 400
+
+
+def test_text_is_tokenized(server: Server) -> None:
+    status, answer = server.completion("In the morning the harbour is quiet.")
+    assert status == 200
+    ids = answer["choices"][0]["prompt_token_ids"]
+    again = server.completion(ids, model=server.model)[1]
+    assert again["choices"][0]["prompt_token_ids"] == ids
+
+
+BAD: dict[str, tuple[str, Any, int, str]] = {
+    "empty": ("completions", {"prompt": []}, 400, "prompt 0 is empty"),
+    "too long": ("completions", {"prompt": [9] * LENGTH}, 400, "the prompt has 256 tokens, and the longest that fits"),
+    "token": ("completions", {"prompt": [9, 640]}, 400, "token id 640, outside the model's vocabulary [0, 639]"),
+    "no token": ("completions", {"prompt": [9, 1.5]}, 400, "1.5, which is not a token id"),
+    "several": ("completions", {"prompt": [[9], [10]]}, 400, "Send one prompt a request"),
+    "no prompt": ("completions", {}, 400, "prompt is not one list of token ids"),
+    "not JSON": ("completions", b"{", 400, "is not JSON"),
+    "model": ("completions", {"prompt": [9], "model": "other"}, 404, "there is no model 'other' here"),
+    "generates": ("completions", {"prompt": [9], "max_tokens": 16}, 400, "max_tokens is 16"),
+    "field": ("completions", {"prompt": [9], "nonsense": 1}, 400, "the field 'nonsense' is not known here"),
+    "no messages": ("chat/completions", {"messages": []}, 400, "messages is empty"),
+    "image": (
+        "chat/completions/render", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
+        "message 0 holds a part of type 'image_url'",
+    ),
+    "endpoint": ("embeddings", {}, 404, "there is no endpoint /v1/embeddings here"),
+}  # fmt: skip
+
+
+def test_bad_input_is_named_and_the_next_request_served(server: Server) -> None:
+    before = server.found()
+    for name, (path, body, status, words) in BAD.items():
+        found, answer = server.ask(f"/v1/{path}", body)
+        assert (found, answer["error"]["code"]) == (status, status), (name, answer)
+        assert words in answer["error"]["message"], (name, answer)
+    assert server.found() == before
+    assert server.completion([9] * (LENGTH - 1))[0] == 200
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_there(server: Server) -> None:
+    before = server.found()
+    old = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (100_000, old[1]))  # the states take 420,000 bytes
+    try:
+        status, answer = server.completion([9] * 200)
+    finally:
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, old)
+    assert status == 500
+    for words in (f"{server.files}/cmpl-", "could not be written", "File too large"):
+        assert words in answer["error"]["message"]
+    assert server.found() == before
+    assert server.completion([9] * 200)[0] == 200
+
+
+def test_clients_that_go_away_leave_nothing_behind(server: Server) -> None:
+    before = server.found()
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": [9] * 200, "max_tokens": 1}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for _ in range(20):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head + body)
+    status, answer = server.completion([9, 10, 11])
+    assert status == 200
+    path = Path(answer["kv_transfer_params"]["hidden_states_path"])
+    wanted = before | {path.name, f"{path.name}.lock"}
+    deadline = time.monotonic() + 10
+    while server.found() != wanted and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert server.found() == wanted
+
+
+def test_it_ends_whole(server: Server, request: pytest.FixtureRequest) -> None:
+    """On one vLLM because it is told to, on the other because a worker was killed."""
+    children = server.children()
+    told = request.node.callspec.params["server"] == PAIRS[0]
+    if told:
+        server.process.send_signal(signal.SIGTERM)
+    else:
+        os.kill(next(pid for pid, command in children.items() if "resource_tracker" not in command), signal.SIGKILL)
+        time.sleep(1)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{server.url}/health", timeout=10)
+        status, answer = server.completion([9, 10, 11])
+        assert (status, "ended with exit code -9" in answer["error"]["message"]) == (500, True), answer
+    assert server.process.wait(60) == (0 if told else 1), server.log[-3000:]
+    deadline = time.monotonic() + 10  # for multiprocessing's tracker of resources, which sees that its parent is gone
+    while any(map(alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [pid for pid in children if alive(pid)] == []
+    assert [path for path in server.files.iterdir() if path.name.startswith(".")] == []
+    assert told == ("Traceback" not in server.log and "can no longer be used" not in server.log)
