@@ -55,6 +55,7 @@ docs-check: $(STAMP)  ## the generated pages are what they are made from
 	$(BIN)/python tools/adapter_docs.py --check
 	$(BIN)/python tools/release_docs.py --check
 	$(BIN)/python tools/family_docs.py --check
+	$(BIN)/python tools/server_docs.py --check
 
 surfaces: $(STAMP)  ## make tests/surfaces anew from the package index, after a vLLM release or a change of clauses
 	$(BIN)/python tools/surface_record.py
