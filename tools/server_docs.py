@@ -69,7 +69,8 @@ def _cell(verdict: ServerVerdict) -> str:
 
 
 def _do(finding: Finding) -> str:
-    return finding.setting or finding.remedy.replace("`eagle3compat serve`", "the command serve")
+    done = finding.setting or finding.remedy.replace("`eagle3compat serve`", "the command serve")
+    return f"{done}; adapted" if finding.adapted else done
 
 
 def document(file: Path = FILE) -> str:

@@ -12,7 +12,7 @@ from .conflicts import OWN
 from .detect import Installed
 from .doctor import Checkup
 from .hardware import visible
-from .serverpath.verdict import Finding, ServerVerdict
+from .serverpath.verdict import ADAPTED, Finding, ServerVerdict
 from .terminal import console, grid
 from .traps import size
 
@@ -46,7 +46,9 @@ def _server(out: Console, verdict: ServerVerdict) -> None:
 def _say(finding: Finding) -> str:
     if finding.remedy:
         return f"{finding.what}. Use {finding.remedy}."
-    return f"{finding.what}. Pass {finding.setting}." if finding.setting else f"{finding.what}."
+    if not finding.setting:
+        return f"{finding.what}."
+    return f"{finding.what}. Pass {finding.setting}{f'; or {ADAPTED}' if finding.adapted else ''}."
 
 
 def _facts(checkup: Checkup) -> list[tuple[str, str]]:

@@ -10,6 +10,8 @@ from typing import Any
 from .facts import ClientFacts, ServerFacts
 
 NO_LIBRARY = "no library: vLLM 0.31 or later with speculators 0.6 or later"
+ADAPTED = "EAGLE3COMPAT=strict in the server's environment, where this library is installed"
+"""What makes the plugin do what a finding asks for."""
 SERVE = "`eagle3compat serve`, which answers the same requests from this library's own capture"
 
 
@@ -30,6 +32,8 @@ class Finding:
     what: str
     setting: str = ""
     remedy: str = ""
+    adapted: bool = False
+    """Whether this library does it, in a server that has it and was asked (`adapt`)."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,15 @@ def _findings(client: ClientFacts, server: ServerFacts, cpu_build: bool) -> Iter
             "race", Effect.REFUSED,
             "the answer comes before the file is whole, and this client does not wait for the file's lock: "
             "samples are lost",
-            remedy="speculators 0.6 or later, whose client waits",
+            remedy=f"speculators 0.6 or later, whose client waits; or {ADAPTED}",
+            adapted=True,
         )
     if server.abort_kills:
         yield Finding(
             "abort", Effect.SETTING,
             "a request that is given up before it was scheduled ends the engine: none may time out in the queue",
             setting="client: a larger --request-timeout, or a smaller --concurrency",
+            adapted=True,
         )
     if client.renders:
         yield from _render(client, server)
@@ -126,19 +132,19 @@ def _rows(server: ServerFacts) -> Iterator[Finding]:
     if server.refuses_chunks:
         yield Finding(
             "start", Effect.SETTING, "the server does not start where a prompt may be split across steps",
-            setting="server: --no-enable-chunked-prefill",
+            setting="server: --no-enable-chunked-prefill", adapted=True,
         )
     elif not server.saves_at_end:
         yield Finding(
             "chunks", Effect.SETTING, "a prompt that is split across steps may end in stale or zero rows, unseen",
-            setting="server: --no-enable-chunked-prefill",
+            setting="server: --no-enable-chunked-prefill", adapted=True,
         )
     if server.step_rows:
         yield Finding(
             "prefix caching", Effect.SETTING,
             "rows are taken by what a step computes, so a prompt that shares a prefix with an earlier one, and those "
             "beside it, get others' rows, unseen; files made so must be made again",
-            setting="server: --no-enable-prefix-caching",
+            setting="server: --no-enable-prefix-caching", adapted=True,
         )
 
 
@@ -149,7 +155,7 @@ def _render(client: ClientFacts, server: ServerFacts) -> Iterator[Finding]:
     elif server.render_gated:
         yield Finding(
             "render", Effect.SETTING, "`prepare-data` gets 403 from the render endpoint, which is closed by default",
-            setting="server: --enable-scale-out (for `prepare-data`)",
+            setting="server: --enable-scale-out (for `prepare-data`)", adapted=True,
         )
     if server.render and client.truncates and not server.render_truncates:
         yield Finding(
