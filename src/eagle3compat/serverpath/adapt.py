@@ -71,10 +71,10 @@ def facts() -> ServerFacts:
 
 def adapt(args: Any, found: ServerFacts) -> None:
     """Change the arguments of a server so that its files are right, and see to its answers and aborts."""
-    if not found.saves_at_end and args.enable_chunked_prefill is not False:
+    if found.refuses_chunks and args.enable_chunked_prefill is not False:
         args.enable_chunked_prefill = False
         args.max_num_batched_tokens = None  # vLLM then takes one that any prompt fits into
-        LOG.info("eagle3compat: chunked prefill off, as the connector does not keep all steps of a prompt")
+        LOG.info("eagle3compat: chunked prefill off, with which this vLLM refuses the connector")
     if found.step_rows and args.enable_prefix_caching is not False:
         args.enable_prefix_caching = False
         LOG.info("eagle3compat: prefix caching off, as the connector would read others' rows for a cached prefix")
