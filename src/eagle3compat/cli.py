@@ -66,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.add_argument("--deep", action="store_true", help="import vLLM too, in a process of its own, and look there")
     doctor.add_argument("--layer-ids", nargs="+", metavar="ID", help="say how a draft trained on these is served")
+    doctor.add_argument("--server-python", default="", metavar="PATH", help="the python of the server's environment")
+    doctor.add_argument("--hidden-states-path", default="", metavar="DIR", help="the folder that the server writes to")
     explain = commands.add_parser("explain", help="everything known of one adapter")
     explain.add_argument("adapter", metavar="ADAPTER", help="an adapter's id; `plan` lists them")
     _add_rehearse(commands)
@@ -126,7 +128,8 @@ def _doctor(parsed: argparse.Namespace) -> int:
     from .screen import show
     from .terminal import print_json
 
-    checkup = examine(parsed.deep, _layer_ids(parsed.layer_ids) or ())
+    layer_ids = _layer_ids(parsed.layer_ids) or ()
+    checkup = examine(parsed.deep, layer_ids, parsed.server_python, parsed.hidden_states_path)
     if parsed.json:
         print_json(checkup.as_dict())
     else:

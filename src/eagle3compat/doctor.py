@@ -18,9 +18,14 @@ from typing import Any
 from . import __version__, detect, plan
 from .adapter import Status
 from .conflicts import OWN, conflicts, general_plugins
+from .contract import SourceNotFoundError
 from .detect import Installed
+from .errors import InputError
 from .hardware import Accelerator, accelerators, shared_memory
 from .report import Report
+from .serverpath.elsewhere import ServerVllm, locate, path_problems
+from .serverpath.facts import client_facts, server_facts
+from .serverpath.verdict import ServerVerdict, judge
 from .traps import notes
 
 PACKAGES = ("vllm", "speculators", "torch", "transformers")
@@ -52,6 +57,8 @@ class Checkup:
     torch_build: str | None
     accelerators: list[Accelerator]
     plan: Report | None
+    server: ServerVerdict | None
+    """Of a speculators that extracts through a server; None of one that does not."""
     workers: Workers
     environment: dict[str, str | None]
     shared_memory: dict[str, int] | None
@@ -76,6 +83,7 @@ class Checkup:
             "torch_build": self.torch_build,
             "accelerators": [found.as_dict() for found in self.accelerators],
             "plan": self.plan.as_dict() if self.plan else None,
+            "server": self.server.as_dict() if self.server else None,
             "workers": asdict(self.workers),
             "environment": self.environment,
             "shared_memory": self.shared_memory,
@@ -91,18 +99,30 @@ def absent() -> list[str]:
     return [said for name, said in MISSING.items() if detect.package(name) is None]
 
 
-def examine(deep: bool = False, layer_ids: Sequence[int] = ()) -> Checkup:
+def examine(
+    deep: bool = False, layer_ids: Sequence[int] = (), server_python: str = "", hidden_states_path: str = ""
+) -> Checkup:
     """Look at this environment; `layer_ids` are those of a draft model to be served.
 
     `deep` imports vLLM and stock in a process of its own and looks at what is in place there, in some seconds more.
-    Raises InputError where an EAGLE3COMPAT variable says something unknown.
+    `server_python` is the python of the environment that the vLLM server runs in, where it is another one, and
+    `hidden_states_path` the folder that the server writes into.
+    Raises InputError where an EAGLE3COMPAT variable says something unknown, or the server's python cannot be asked.
     """
     packages = {name: detect.package(name) for name in PACKAGES}
-    problems = absent()
-    report = None if problems else plan()
+    client = packages["speculators"]
+    through_server = client is not None and client_facts(Path(client.directory)).server_path
+    if server_python and client is not None and not through_server:
+        raise InputError(f"--server-python: {client.label} extracts in its own process: it has no server.")
+    elsewhere = server_python and through_server
+    problems = [said for said in absent() if not (elsewhere and said == MISSING["vllm"])]
+    report = None if problems or packages["vllm"] is None else plan()
     for outcome in report or ():
         if not outcome.status.healthy and outcome.status is not Status.DISABLED:
             problems.append(f"adapter {outcome.adapter} {outcome.status.value}: {outcome.reason}")
+    server = _server(client, server_python, problems) if client and through_server else None
+    if hidden_states_path:
+        problems += path_problems(hidden_states_path, server_python or None)
     environment = _environment()
     workers = _workers(report, environment)
     live = None
@@ -112,11 +132,29 @@ def examine(deep: bool = False, layer_ids: Sequence[int] = ()) -> Checkup:
         live = look()
         problems += _live_problems(live)
     checkup = Checkup(
-        packages, _torch_build(packages["torch"]), accelerators(), report, workers, environment, shared_memory(),
-        conflicts(packages["vllm"], packages["speculators"]), [], problems, live,
+        packages, _torch_build(packages["torch"]), accelerators(), report, server, workers, environment,
+        shared_memory(), conflicts(packages["vllm"], packages["speculators"]), [], problems, live,
     )
     checkup.notes.extend(notes(checkup, layer_ids))
     return checkup
+
+
+def _server(client: Installed, python: str, problems: list[str]) -> ServerVerdict | None:
+    """The verdict on this client and the server here or of `python`; adds what makes it unhealthy to `problems`."""
+    vllm: Installed | ServerVllm | None = locate(python) if python else detect.package("vllm")
+    if vllm is None:
+        if python:  # without it, that vLLM is missing is said already
+            problems.append(f"{python} has no vLLM: nothing there imports as vllm. Name the server's python.")
+        return None
+    try:
+        facts = server_facts(Path(vllm.directory))
+    except SourceNotFoundError as error:  # written for a newer Python, or compiled
+        problems.append(f"the source of {vllm.label} cannot be read: {error}. Run doctor with the server's own Python.")
+        return None
+    verdict = judge(client.label, client_facts(Path(client.directory)), vllm.label, facts, vllm.cpu_build)
+    if verdict.refused:
+        problems.append(f"{client.label} with a server of {vllm.label} is refused. Use {verdict.remedy}.")
+    return verdict
 
 
 def _live_problems(live: dict[str, Any]) -> list[str]:

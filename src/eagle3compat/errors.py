@@ -65,6 +65,17 @@ class ResultError(Eagle3CompatError, RuntimeError):
         super().__init__(f"eagle3compat: {where} was not returned because {fault}. {remedy}")
 
 
+class IncompleteFileError(Eagle3CompatError, RuntimeError):
+    """A server could not write the file of an answer, so the answer was not sent; `path` is the file's."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"eagle3compat: {path} was not written to its end, and what there was of it is removed. Look for the "
+            "writer's error in the server's log and for space on that disk, then send the request again."
+        )
+
+
 class UnprovenCaptureError(Eagle3CompatError, RuntimeError):
     """What the decoder layers return could not be shown to be the model's residual stream."""
 

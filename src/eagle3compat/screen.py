@@ -5,14 +5,19 @@ from __future__ import annotations
 import platform
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import __version__
 from .conflicts import OWN
 from .detect import Installed
 from .doctor import Checkup
 from .hardware import visible
+from .serverpath.verdict import ADAPTED, Finding, ServerVerdict
 from .terminal import console, grid
 from .traps import size
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def show(checkup: Checkup) -> None:
@@ -23,11 +28,27 @@ def show(checkup: Checkup) -> None:
         out.print()
         out.print(checkup.plan.brief().table())
         out.print("`eagle3compat explain ADAPTER` says all about one of them.")
+    if checkup.server is not None:
+        _server(out, checkup.server)
     for heading, lines in (("conflicts", checkup.conflicts), ("notes", checkup.notes), ("problems", checkup.problems)):
         if lines:
             out.print(f"\n{heading}")
             out.print(grid((("-", line) for line in lines), padding=1))
     out.print(f"\n{'healthy' if checkup.healthy else 'not healthy'}")
+
+
+def _server(out: Console, verdict: ServerVerdict) -> None:
+    """The verdict on the server path: one line, and one for each thing that decides it."""
+    out.print(f"\nserver path: {verdict.client} with a server of {verdict.server}: {verdict.effect}", markup=False)
+    out.print(grid(((f"- {f.effect.value}", _say(f)) for f in verdict.findings), padding=1))
+
+
+def _say(finding: Finding) -> str:
+    if finding.remedy:
+        return f"{finding.what}. Use {finding.remedy}."
+    if not finding.setting:
+        return f"{finding.what}."
+    return f"{finding.what}. Pass {finding.setting}{f'; or {ADAPTED}' if finding.adapted else ''}."
 
 
 def _facts(checkup: Checkup) -> list[tuple[str, str]]:

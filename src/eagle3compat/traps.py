@@ -48,7 +48,7 @@ def notes(checkup: Checkup, layer_ids: Sequence[int]) -> Iterator[str]:
     if speculators is not None and not detect.in_process_extraction(speculators):
         yield (
             f"{speculators.label} has no in-process extraction (0.5 and later extract through a vLLM server), so there "
-            "is nothing to adapt, and that is healthy."
+            "is nothing to adapt in this process; what decides is the server path."
         )
     if layer_ids or (speculators is not None and detect.in_process_extraction(speculators)):
         yield layer_id_convention(layer_ids)

