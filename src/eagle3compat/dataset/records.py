@@ -13,7 +13,7 @@ from .faults import Fault
 CONFIG = "data_config.json"
 """Stock's, which its in-process script writes at the end of a run."""
 RECORD = "eagle3compat.json"
-"""What `convert` writes beside the files: the layer ids, and what they were made from."""
+"""What `convert` and `examples/extract.py` write beside the files: the layer ids, and what they were made from."""
 REMEDY = "Move it away, or put the right one there"
 MOST = 2**53
 """No number beside the files is larger."""
@@ -30,6 +30,8 @@ class Records:
     """How many there should be."""
     command: str | None = None
     """Of the run that wrote the files."""
+    written_by: str | None = None
+    """A driver other than stock's, which extracts whatever has no file."""
     config: dict[str, Any] = field(default_factory=dict)
     """The whole of CONFIG."""
     faults: list[Fault] = field(default_factory=list)
@@ -54,6 +56,8 @@ def read(folder: Path, in_process: bool) -> Records:
     if in_process:
         known.layer_ids = entry("hidden_states", "layer_ids", is_layer_ids, "a list of layer ids")
     converted = _object(folder / RECORD, known)
+    if isinstance(converted.get("written_by"), str):
+        known.written_by = converted["written_by"]
     if converted.get("layer_ids") is not None:
         if is_layer_ids(converted["layer_ids"]):
             known.layer_ids = converted["layer_ids"]

@@ -44,6 +44,10 @@ def advice(folder: Folder, redo: list[int], moved: Path | None) -> list[str]:
         lines.append(f"{len(present)} faulty files were moved to {moved}.")
     elif present:
         lines.append("First move the faulty files aside with `--move-bad DIR`: nothing here deletes or overwrites one.")
+    if folder.layout is IN_PROCESS and folder.records.written_by:
+        stays = "" if moved is not None or not present else ", once the faulty files are moved aside"
+        driver = folder.records.written_by
+        return [*lines, f"{driver} extracts every index that has no file: run it again as before{stays}."]
     if folder.layout is not IN_PROCESS:
         stays = "" if moved is not None or not present else ", once the faulty files are moved aside"
         return [*lines, f"Stock's script extracts every index that has no file: run it again as before{stays}."]

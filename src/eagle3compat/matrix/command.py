@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     from ..terminal import progress
+    from . import evidence
     from .record import Options, record
 
     asked = Options(
@@ -61,7 +62,9 @@ def _record(options: argparse.Namespace) -> int:
     for file in files:
         piece = json.loads(file.read_text(encoding="utf-8"))
         levels.append(piece["level"])
-        print(f"{file}: {piece['level']}, {piece['result']}")
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in piece["controls"].items())
+        shown = f"{piece['tensors']} tensors, off by {evidence.worst(piece):.1e} at the most; controls: {figures}"
+        print(f"{file}: {piece['level']}, {piece['result']}" + (f" ({shown})" if piece["errors"] else ""))
     return WELL if set(levels) == {"parity"} else NOT_WELL
 
 

