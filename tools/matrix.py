@@ -77,10 +77,11 @@ class Run:
 
 
 def extract(python: Path, models: Sequence[str], core: int) -> str:
-    """Record one cell; what became of it. Where vLLM wants tcmalloc preloaded and this machine has it, once more so."""
+    """Record one cell; what became of it. Where vLLM wants libraries preloaded that are there, once more with them."""
     said = _extract(python, models, core, "")
-    library = ctypes.util.find_library("tcmalloc_minimal")
-    return _extract(python, models, core, library) if library and "LD_PRELOAD" in said else said
+    there = [ctypes.util.find_library("tcmalloc_minimal"), *map(str, python.parent.parent.glob("lib/libiomp5.so"))]
+    libraries = ":".join(filter(None, there))
+    return _extract(python, models, core, libraries) if libraries and "LD_PRELOAD" in said else said
 
 
 def _extract(python: Path, models: Sequence[str], core: int, preload: str) -> str:

@@ -206,7 +206,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": {_distribution(name): version(name) for name in PACKAGES},
-        "preloaded": os.environ.get("LD_PRELOAD", ""),
+        "preloaded": [Path(name).name for name in os.environ.get("LD_PRELOAD", "").split(":") if name],
         "eagle3compat": __version__,
         "source": source_digest(),
     }
