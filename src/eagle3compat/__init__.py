@@ -91,11 +91,20 @@ def revert() -> None:
 def applied(
     strict: bool = True, only: Collection[str] | None = None, skip: Collection[str] | None = None
 ) -> Iterator[Report]:
-    """`apply()` on entry, `revert()` on exit, also when `apply()` raises."""
+    """`apply()` on entry and, on exit, what was before: `revert()`, or the `apply()` of whoever is around it.
+
+    Also when `apply()` raises.
+    """
+    from .patcher import PATCHER
+
+    before = PATCHER.settings
     try:
         yield apply(strict, only, skip)
     finally:
-        revert()
+        if before is None:
+            revert()
+        else:
+            PATCHER.apply(before)
 
 
 def __getattr__(name: str) -> object:

@@ -88,6 +88,11 @@ class Patcher:
         return report
 
     @property
+    def settings(self) -> Settings | None:
+        """With what the adapters are applied; None where they are not."""
+        return self._settings
+
+    @property
     def active(self) -> bool:
         """Whether the adapters are applied in this process."""
         return self._settings is not None

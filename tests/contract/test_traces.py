@@ -64,6 +64,17 @@ def test_a_state_kept_by_the_context_manager_ends_with_it(stock: Stock, snapshot
     assert snapshot.changes() == []
 
 
+def test_within_another_the_context_manager_leaves_that_one_in_place(stock: Stock, snapshot: Any) -> None:
+    with eagle3compat.applied() as report:
+        with eagle3compat.applied():
+            pass
+        with eagle3compat.applied(skip=["results"]) as inner:
+            assert inner["results"].status.value == "disabled"
+        assert eagle3compat.status() == report
+        assert stock.rebound() == stock.expected(report)
+    assert snapshot.changes() == []
+
+
 def test_the_context_manager_leaves_no_trace_after_an_exception(stock: Stock, snapshot: Any) -> None:
     with pytest.raises(ZeroDivisionError), eagle3compat.applied():
         _ = 1 // 0

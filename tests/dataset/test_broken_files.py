@@ -69,6 +69,7 @@ BREAKS: dict[str, tuple[Break, str, str]] = {
     "another width in one layer": (one_layer(0, lambda state: state[:, :16].clone()), "shape", "widths 16, 32"),
     "another width": (every_layer(lambda state: state[:, :16].clone()), "shape", "hidden size 16"),
     "a layer less": (lambda content: content["hidden_states"].pop(), "layers", "layers 2, where the set has 3"),
+    "a negative token": (lambda content: content["input_ids"].fill_(-3), "shape", "holds -3"),
     "states cut short": (every_layer(lambda state: state[:-2].clone()), "length", "rows"),
     "one layer cut short": (one_layer(2, lambda state: state[:-2].clone()), "length", "rows of hidden_states[2]"),
     "a short mask": (

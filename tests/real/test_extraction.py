@@ -41,6 +41,8 @@ def plan_of(models: dict[str, Path], broken: Path) -> list[dict[str, Any]]:
         "layer out of range": load(llama, layer_ids=[1, 6]),
         "no layers": load(llama, layer_ids=[]),
         "layer not a number": load(llama, layer_ids=["2"]),
+        "no room for a prompt": {**load(llama), "max_model_len": 1},
+        "no rank": load(llama, tensor_parallel_size=0),
     }
     constructors.update({name: load(broken / name) for name in BROKEN})
     calls: dict[str, list[Any]] = {
@@ -142,6 +144,8 @@ def test_states_come_through_shared_memory_and_pickled_alike(
         ("layer out of range", "InputError", "6 out of bounds [0, 5]. Layer ids count"),
         ("no layers", "InputError", "layer_ids is empty"),
         ("layer not a number", "InputError", "'2' is not an integer"),
+        ("no room for a prompt", "InputError", "max_model_len is 1. It must be an integer of 2 or more"),
+        ("no rank", "InputError", "tensor_parallel_size is 0. It must be an integer of 1 or more"),
         *((name, "InputError", says) for name, (_, says) in BROKEN.items()),
         ("no prompts", "InputError", "cannot be empty"),
         ("empty prompt", "InputError", "prompt 1 is empty"),

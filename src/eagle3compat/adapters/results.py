@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import multiprocessing
+import numbers
 import operator
 import os
 import re
@@ -65,6 +67,7 @@ def checked_constructor(constructor: Any) -> Any:
         refuse_in_a_spawned_worker()
         check_model_path(model_path)
         check_layer_ids(layer_ids)
+        check_sizes(inspect.signature(constructor).bind(self, model_path, layer_ids, *args, **kwargs).arguments)
         model_path = os.fspath(model_path)
         if os.path.isdir(model_path):
             check_folder(Path(model_path))
@@ -89,6 +92,14 @@ def checked_constructor(constructor: Any) -> Any:
         self.__class__ = while_applied(type(self))  # type: ignore[arg-type]
 
     return __init__
+
+
+def check_sizes(arguments: Mapping[str, Any]) -> None:
+    """Raises InputError for a length or a number of ranks with which nothing can be extracted."""
+    for name, least in (("max_model_len", 2), ("tensor_parallel_size", 1)):
+        given = arguments.get(name, least)
+        if not isinstance(given, numbers.Integral) or isinstance(given, bool) or given < least:
+            raise InputError(f"{name} is {given!r}. It must be an integer of {least} or more.")
 
 
 @functools.cache

@@ -51,10 +51,10 @@ class TrustingTokenizer:
         except Exception as error:  # whatever transformers' many tokenizers raise, often without naming a file
             if not os.path.isdir(model):
                 raise
-            said = (str(error).strip() or "(no message)").splitlines()[0]
+            said = " ".join(str(error).split()) or "(no message)"
             raise InputError(
-                f"the tokenizer in {model} does not load: {type(error).__name__}: {said[:300]}. Fetch the model's "
-                "tokenizer files again, or install what it asks for."
+                f"the tokenizer in {model} does not load: {type(error).__name__}: {said[:300]}. Fetch its files "
+                "and config.json, which is read with them, again, or install what it asks for."
             ) from error
         check_vocabulary(tokenizer, model)
         return tokenizer

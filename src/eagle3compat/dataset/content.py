@@ -113,6 +113,8 @@ def _shapes_fit(sample: Sample, layout: Layout, names: list[str], facts: Facts) 
         facts.faults.append(("length", _lengths_said(lengths, dict(zip(names, rows, strict=True)), layout)))
     elif not lengths[layout.ids]:
         facts.faults.append(("length", "no token at all"))
+    elif int(sample.ids.min()) < 0:
+        facts.faults.append(("shape", f"{layout.ids} holds {int(sample.ids.min())}, and no token id is negative"))
     return len(facts.faults) == before
 
 

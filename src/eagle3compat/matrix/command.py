@@ -42,6 +42,9 @@ def run(options: argparse.Namespace) -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return USAGE
+    except OSError as error:  # a folder or file that cannot be read or written
+        print(f"eagle3compat: {error}", file=sys.stderr)
+        return USAGE
     except Eagle3CompatError as error:  # a cell that could not be measured at all
         print(error, file=sys.stderr)
         return NOT_WELL

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,11 @@ TOLERANCES = {"float32": 1e-5, "float16": 0.01, "bfloat16": 0.1}
 """Largest difference, of the largest value, between two implementations that compute in this dtype and in float32."""
 CONTROL = 0.3
 """What a wrong layer and a shifted row must be off by at the least."""
+
+SAID = {
+    "vllm", "speculators", "model", "level", "result", "digest", "plan", "adapters", "steps", "errors", "environment",
+}
+"""Without which it is no evidence."""
 
 Evidence = dict[str, Any]
 
@@ -71,7 +78,7 @@ def write(evidence: Evidence, folder: Path) -> Path:
     sealed["digest"] = digest(sealed)
     path = folder / place(evidence)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
+    scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     scratch.write_text(json.dumps(sealed, indent=1) + "\n", encoding="utf-8")
     scratch.replace(path)
     return path
@@ -88,16 +95,25 @@ def place(evidence: Mapping[str, Any]) -> Path:
 
 
 def read(folder: Path) -> dict[str, Evidence]:
-    """All evidence below `folder`, by path relative to it."""
-    return {
-        path.relative_to(folder).as_posix(): json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("*/*.json"))
-    }
+    """All evidence below `folder`, by path relative to it; empty for a file that holds no JSON object."""
+    return {path.relative_to(folder).as_posix(): _object(path) for path in sorted(folder.glob("*/*.json"))}
+
+
+def _object(path: Path) -> Evidence:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # cut short, or no text: `faults` names it
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def faults(name: str, evidence: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with a piece of evidence itself."""
     try:
+        silent = sorted(SAID - set(evidence))
+        if silent:
+            yield f"{name}: it is damaged, or no evidence: it says nothing of {', '.join(silent)}"
+            return
         if digest(evidence) != evidence["digest"]:
             yield f"{name}: its content is not what its digest was made of"
         if level(evidence) != evidence["level"]:

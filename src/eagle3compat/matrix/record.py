@@ -51,6 +51,8 @@ def record(options: Options, progress: Progress) -> list[Path]:
     missing = absent()
     if missing:
         raise InputError("\n".join([*missing, "Run this in the environment that is to be measured."]))
+    options.out.mkdir(parents=True, exist_ok=True)  # before the measurement, which would else be lost
+    tempfile.TemporaryFile(dir=options.out).close()
     with tempfile.TemporaryDirectory(prefix="eagle3compat-matrix-") as temporary:
         scratch = options.scratch or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)

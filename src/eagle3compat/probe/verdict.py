@@ -141,6 +141,10 @@ def _fault(surface: TypedSurface, use: Use, adapter: str) -> Fault:
     return Fault(where, surface.location(use.path) or "", use.text, use.fault, adapter)
 
 
+ELSEWHERE = ("probe", "serve", "serverpath", "matrix", "yardstick")
+"""Parts of this library without which an extraction goes on."""
+
+
 def own_faults(surface: TypedSurface) -> tuple[Fault, ...]:
     """What the code of this library would fail on, where it uses vLLM in a process that extracts."""
     used = uses(surface, list(own_modules()), "vllm")
@@ -154,10 +158,10 @@ def with_library(*sources: Source) -> TypedSurface:
 
 
 def own_modules() -> Iterator[str]:
-    """The modules of this library that run beside vLLM."""
+    """The modules of this library that run in a process that extracts: what serves, reads or measures does not."""
     for file in sorted(FOLDER.rglob("*.py")):
         parts = file.relative_to(FOLDER.parent).with_suffix("").parts
-        if parts[1] != "probe" and parts[-1] != "__init__" and b"vllm" in file.read_bytes():
+        if parts[1] not in ELSEWHERE and parts[-1] != "__init__" and b"vllm" in file.read_bytes():
             yield ".".join(parts)
 
 

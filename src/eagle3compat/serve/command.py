@@ -102,7 +102,7 @@ def bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listening.close()
         raise InputError(f"cannot listen on {host}:{port}: {error}. Choose another --port.") from error
     return listening
