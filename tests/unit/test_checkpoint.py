@@ -205,7 +205,7 @@ def test_a_tokenizer_that_does_not_load_is_an_input_error_for_a_folder(tmp_path:
         def from_pretrained(model: str, **options: Any) -> None:
             raise Exception("expected value at line 1\nand more")  # as the tokenizers library does
 
-    said = r"does not load: Exception: expected value at line 1\. Fetch"
+    said = r"does not load: Exception: expected value at line 1 and more\. Fetch its files and config"
     with pytest.raises(InputError, match=said):
         TrustingTokenizer(Auto).from_pretrained(str(tmp_path))
     with pytest.raises(Exception, match="expected value") as kept:
