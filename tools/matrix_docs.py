@@ -58,11 +58,11 @@ LAST = """\
 (a) What this build of vLLM computes by itself is not what transformers computes for one of the models, without this
 library as well: the states equal those of vLLM's own forward, tapped in `vllm.LLM`.
 
-(b) This build of vLLM cannot run that model by itself either, or computes other states for two prompts in one batch than
-for each alone, so that there is nothing to be equal to. The evidence has its words.
+(b) This build of vLLM cannot run that model by itself either, or computes other states for two prompts in one batch
+than for each alone, so that there is nothing to be equal to. The evidence has its words.
 
-0.33.0 has no build for CPUs yet: its CUDA build was installed beside the packages of 0.32.0, which shows that everything
-imports and every adapter is healthy, and no more.
+0.33.0 has no build for CPUs yet: its CUDA build was installed beside the packages of 0.32.0, which shows that
+everything imports and every adapter is healthy, and no more.
 
 To measure one more: `eagle3compat matrix record` in its environment, then `eagle3compat matrix build`. `make matrix`
 does it for every pair and goes on where it stopped: {seconds:.0f} seconds a pair and processor core, with environments
