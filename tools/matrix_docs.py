@@ -53,10 +53,12 @@ Parity is shown in float32: no value differs by more than {tolerance:g} of the l
 shifted row are off by more than {control}. After the level stands the largest difference.
 
 """
-LAST = """\
+OTHERWISE = """\
 
 (a) What this build of vLLM computes by itself is not what transformers computes for one of the models, without this
 library as well: the states equal those of vLLM's own forward, tapped in `vllm.LLM`.
+"""
+LAST = """\
 
 (b) This build of vLLM cannot run that model by itself either, or computes other states for two prompts in one batch
 than for each alone, so that there is nothing to be equal to. The evidence has its words.
@@ -119,7 +121,8 @@ def page() -> str:
         own = sum(piece["seconds"].values()) - sum(shared.values())
         spent[pair] = spent.get(pair, sum(shared.values())) + own
     seconds = sorted(spent.values())[len(spent) // 2] if spent else float("nan")
-    return head + "\n".join(table) + "\n" + LAST.format(seconds=seconds)
+    otherwise = OTHERWISE if any("(a)" in row for row in table) else ""
+    return head + "\n".join(table) + "\n" + otherwise + LAST.format(seconds=seconds)
 
 
 def readme_part() -> str:
