@@ -116,6 +116,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for stock in options.speculators
         if options.again or not all(recorded(vllm, stock, model) for model in options.model)
     ]
+    environments.find_uv()  # that there is none is said before anything; and two threads must not be the first to ask
     run = Run(options.model, cells)
     print(f"{len(cells)} of {len(wanted) * len(options.speculators)} cells to measure", flush=True)
     cores = sorted(os.sched_getaffinity(0))
