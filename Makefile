@@ -58,6 +58,7 @@ docs-check: $(STAMP)  ## the generated pages are what they are made from
 	$(BIN)/python tools/server_docs.py --check
 	$(BIN)/eagle3compat matrix check
 	$(BIN)/python tools/matrix_docs.py --check
+	$(BIN)/python tools/performance_chart.py --check
 
 surfaces: $(STAMP)  ## make tests/surfaces anew from the package index, after a vLLM release or a change of clauses
 	$(BIN)/python tools/surface_record.py
@@ -77,6 +78,8 @@ bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
 	@$(BIN)/python benchmarks/import_and_apply.py
 	@$(BIN)/python benchmarks/hooks.py
 	@$(BIN)/python benchmarks/extraction.py
+	@$(BIN)/python benchmarks/growth.py
+	@$(BIN)/python benchmarks/against.py
 
 bench-gpu:  ## extraction against plain prefill on this machine's accelerator: PYTHON=one that has vLLM and speculators
 	@$(PYTHON) benchmarks/extraction.py --here --shape qwen3-8b

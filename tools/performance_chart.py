@@ -1,0 +1,102 @@
+"""Draws docs/performance.svg from the figures in evidence/benchmarks; `--check` exits 1 where the file differs.
+
+python tools/performance_chart.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "evidence" / "benchmarks"
+FILE = ROOT / "docs" / "performance.svg"
+WIDTH, PANEL, GAP, TOP, HEIGHT = 940, 190, 40, 60, 170
+INK, OURS, OTHER = "#1f2328", "#1a7f37", "#9aa4b2"
+
+Series = list[tuple[float, float, float, float]]
+"""Points: x, and of a ratio the lower quartile, the median and the upper quartile."""
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = quantiles([o / u for o, u in zip(over, under, strict=True)])
+    return low, middle, high
+
+
+def axes(growth: dict[str, Any]) -> dict[str, Series]:
+    """What grows, with extraction's share of plain prefill's speed at each point."""
+    found: dict[str, Series] = {}
+    for point in growth["points"]:
+        seconds = point["seconds"]
+        found.setdefault(point["axis"], []).append((point["at"], *ratios(seconds["plain"], seconds["shared"])))
+    return {axis: series for axis, series in found.items() if len(series) > 1}
+
+
+def document() -> str:
+    growth, against = (json.loads((FOLDER / f"{name}.json").read_text("utf-8")) for name in ("growth-tiny", "against"))
+    return "\n".join(_svg(growth, against)) + "\n"
+
+
+def _svg(growth: dict[str, Any], against: dict[str, Any]) -> Iterator[str]:
+    height = TOP + HEIGHT + 70
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="12" role="img">'
+    )
+    yield "<title>Speed of extraction against plain prefill as work grows, and against stock and transformers</title>"
+    yield f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
+    left = 44
+    yield _text(left, 20, "Extraction's speed as a share of plain prefill's, as work grows (median and quartiles)")
+    panels = axes(growth)
+    for axis, series in panels.items():
+        yield from _panel(left, axis, series)
+        left += PANEL + GAP
+    yield from _bars(left, against)
+    yield "</svg>"
+
+
+def _panel(left: int, axis: str, series: Series) -> Iterator[str]:
+    def y(value: float) -> float:
+        return TOP + HEIGHT - HEIGHT * min(value, 1.25) / 1.25
+
+    logs = [math.log2(x) for x, *_ in series]
+    span = max(logs) - min(logs)
+    xs = [left + 12 + (PANEL - 24) * (log - min(logs)) / span for log in logs]
+    for value in (0.0, 0.5, 1.0):
+        yield f'<line x1="{left}" x2="{left + PANEL}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#d0d7de"/>'
+        yield _text(left - 6, y(value) + 4, f"{value:g}", "end")
+    for x, (_at, low, _middle, high) in zip(xs, series, strict=True):
+        yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}" stroke="{OURS}" stroke-width="5" opacity="0.3"/>'  # noqa: E501
+    line = " ".join(f"{x:.1f},{y(middle):.1f}" for x, (_at, _low, middle, _high) in zip(xs, series, strict=True))
+    yield f'<polyline points="{line}" fill="none" stroke="{OURS}" stroke-width="2"/>'
+    for x, (at, _low, middle, _high) in zip(xs, series, strict=True):
+        yield f'<circle cx="{x:.1f}" cy="{y(middle):.1f}" r="3" fill="{OURS}"/>'
+        yield _text(x, TOP + HEIGHT + 16, f"{at:g}", "middle")
+    yield _text(left + PANEL / 2, TOP + HEIGHT + 36, axis, "middle")
+
+
+def _bars(left: int, against: dict[str, Any]) -> Iterator[str]:
+    speeds = {name: against["tokens"] / median(seconds) for name, seconds in against["seconds"].items()}
+    speeds = {"with the library": speeds["adapted"], "stock": speeds["stock"], "transformers": speeds["transformers"]}
+    wide = WIDTH - left - 20
+    for row, (name, speed) in enumerate(speeds.items()):
+        y = TOP + 6 + 54 * row
+        colour = OTHER if row else OURS
+        yield _text(left, y + 10, f"{name}: {speed:,.0f} tokens/s")
+        yield f'<rect x="{left}" y="{y + 16}" width="{wide * speed / max(speeds.values()):.1f}" height="18" fill="{colour}"/>'  # noqa: E501
+    yield _text(left, TOP + HEIGHT + 36, "the same prompts, vLLM 0.16.0")
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{INK}" text-anchor="{anchor}">{text}</text>'
+
+
+if __name__ == "__main__":
+    from pages import page_command  # type: ignore[import-not-found]
+
+    sys.exit(page_command(FILE, document, "evidence/benchmarks"))
