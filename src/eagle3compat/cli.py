@@ -129,6 +129,8 @@ def _doctor(parsed: argparse.Namespace) -> int:
     from .terminal import print_json
 
     layer_ids = _layer_ids(parsed.layer_ids) or ()
+    if min(layer_ids, default=0) < 0:
+        raise InputError(f"layer id {min(layer_ids)} is negative. Layer ids count decoder layers from 0.")
     checkup = examine(parsed.deep, layer_ids, parsed.server_python, parsed.hidden_states_path)
     if parsed.json:
         print_json(checkup.as_dict())

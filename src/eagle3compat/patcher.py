@@ -41,19 +41,21 @@ class Settings(NamedTuple):
         mode = os.environ.get(MODE, "").strip().lower()
         if mode and mode not in MODES:
             raise InputError(f"{MODE}={mode} is not known: use one of {', '.join(MODES)}, or unset it.")
-        skipped = set(_names(skip) or ())
+        only, skip = _names(only), _names(skip)
+        skipped = set(skip or ())
         skipped.update(word.strip() for word in os.environ.get(SKIP, "").split(",") if word.strip())
         known = {registered.id for registered in REGISTRY}
-        for name in [*skipped, *(_names(only) or ())]:
+        for name in [*skipped, *(only or ())]:
             if name not in known:
                 raise InputError(f"there is no adapter '{name}'. The adapters are: {', '.join(sorted(known))}.")
         if only is not None:
-            skipped |= known - set(_names(only) or ())
+            skipped |= known - set(only)
         return cls(strict=strict if not mode else mode == "strict", skip=frozenset(skipped), off=mode == "off")
 
 
-def _names(given: Collection[str] | None) -> Collection[str] | None:
-    return [given] if isinstance(given, str) else given
+def _names(given: Collection[str] | None) -> list[str] | None:
+    """A name alone is one name; what can be gone through once is kept."""
+    return [given] if isinstance(given, str) else None if given is None else list(given)
 
 
 class Patcher:

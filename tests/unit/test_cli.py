@@ -216,6 +216,11 @@ class TestDoctor:
         (tmp_path / "torch" / "version.py").write_text(text)
         assert report(cli("doctor", "--json"))["torch_build"] == build
 
+    def test_a_negative_layer_id_is_refused(self, cli: Cli) -> None:
+        result = cli("doctor", "--layer-ids", "2", "-1")
+        assert result.returncode == 2
+        assert "layer id -1 is negative" in result.stderr
+
     @pytest.mark.parametrize(
         ("torch", "torchvision", "foreign"),
         [("None", "0.28.0+cu130", True), ("None", "0.28.0+cpu", False), ("'13.0'", "0.28.0+cu130", False),

@@ -229,6 +229,8 @@ def test_settings(
 def test_one_name_may_be_given_as_text(write: Write) -> None:
     assert settings(skip="memory").skip == {"memory"}
     assert settings(only="memory").skip == {adapter.id for adapter in ADAPTERS} - {"memory"}
+    assert settings(only=iter(["memory"])) == settings(only="memory")
+    assert settings(skip=iter(["memory"])).skip == {"memory"}
 
 
 def test_only_nothing_skips_everything(write: Write) -> None:

@@ -274,3 +274,8 @@ def test_the_doctor_refuses_takes_another_environment_and_says_settings(tmp_path
 
     assert "vLLM is not installed" in doctor().stdout
     assert doctor("--server-python", "/nonexistent/python").returncode == 2
+    other = tmp_path / "no python"
+    other.write_text("#!/bin/sh\necho '{}'\n")
+    other.chmod(0o755)
+    odd = doctor("--server-python", str(other))
+    assert (odd.returncode, "Give a python" in odd.stderr) == (2, True)

@@ -148,6 +148,8 @@ def _convert(options: argparse.Namespace) -> int:
 
     to = LAYOUTS[options.to]
     source = open_folder(options.source, (SERVER if to is IN_PROCESS else IN_PROCESS).id)
+    if options.target.resolve() in (options.source.resolve(), source.path.resolve()):
+        raise InputError(f"{options.target} is the source. Choose another folder.")
     need("torch", "safetensors", "datasets")
     layer_ids = _layer_ids(options.layer_ids, source)
     if layer_ids is None:

@@ -62,7 +62,7 @@ def locate(python: str) -> ServerVllm | None:
         found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise InputError(f"--server-python {python} cannot be asked for its vLLM: {error}. Give a python.") from error
-    if found is None:
+    if not isinstance(found, dict) or not {"directory", "version", "distribution"} <= set(found):
         said = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise InputError(f"--server-python {python} cannot be asked for its vLLM: {said[0]}. Give a python.")
     if found["directory"] is None:
