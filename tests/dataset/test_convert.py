@@ -147,9 +147,14 @@ def test_a_folder_of_something_else_is_not_written_to(in_process: InProcess, tmp
     code, _, err = convert(in_process.folder, tmp_path / "other", "--to", "server", "--num-hidden-layers", 5)
     assert code == 2
     assert "another conversion" in err
-    code, _, err = convert(tmp_path / "other", tmp_path / "other" / "hidden_states", "--to", "in-process")
-    assert code == 2
-    assert "is the source" in err
+    for source, target, to in (
+        (tmp_path / "other", tmp_path / "other" / "hidden_states", "in-process"),
+        (tmp_path / "other", tmp_path / "other", "in-process"),
+        (in_process.folder, in_process.folder, "server"),
+    ):
+        code, _, err = convert(source, target, "--to", to)
+        assert code == 2
+        assert "is the source" in err
 
 
 def test_float8_becomes_bf16(server: Server, tmp_path: Path, convert: Convert) -> None:
