@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,16 @@ class Events:
     def _write(self, event: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
+
+
+def exit_code(run: Callable[[], None]) -> int:
+    """Run the child's steps: 0, or 1 where one raised. The parent has that from the events; the log shows it too."""
+    try:
+        run()
+    except Exception:  # noqa: BLE001  told already; what is left to do is to end
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def start(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import eagle3compat
 
-PROMPTS = [[9 + (number + place) % 500 for place in range(100)] for number in range(64)]
+PROMPTS = [[9 + (number + place) % 500 for place in range(100)] for number in range(8000)]
+"""One call of them takes minutes: a signal that comes some seconds after its start comes while it computes."""
 FEW = PROMPTS[:2]
 
 

@@ -32,7 +32,7 @@ def extracting(model: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[byt
     try:
         until(lambda: out.exists() or driver.poll() is not None, START_SECONDS)
         assert out.exists(), (folder / "log").read_text()[-3000:]
-        time.sleep(2)
+        time.sleep(5)
         yield driver, json.loads(out.read_text()), out
     finally:
         if driver.poll() is None:
@@ -70,13 +70,8 @@ def test_after_control_c_the_generator_says_what_is_and_a_new_one_works(
         (os.killpg if whole_group else os.kill)(driver.pid, signal.SIGINT)
         assert driver.wait(START_SECONDS) == 0, (tmp_path / "log").read_text()[-3000:]
         said = json.loads(out.read_text())
-        kind, _, text = said["next call"].partition(": ")
-        assert "generator can no longer be used" in text, said
-        if kind == "WorkerError":  # it came between two calls, and the worker had not yet ended at the next
-            assert "ended with exit code" in text, said
-        else:
-            assert kind == "GeneratorDeadError", said
-            assert "KeyboardInterrupt" in text or "ended with exit code" in text, said
+        assert said["next call"].startswith("GeneratorDeadError")
+        assert "KeyboardInterrupt" in said["next call"]
         assert said["new generator"] == "ok"
         assert until(lambda: not any(alive(pid) for pid in found["workers"]), END_SECONDS)
 

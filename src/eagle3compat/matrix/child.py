@@ -20,7 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from ..steps import Events
+from ..steps import Events, exit_code
 
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
 
@@ -167,12 +167,7 @@ def main() -> int:
     if "--compare" in sys.argv:
         compare_again(Plan.read(Path(sys.argv[1])), *sys.argv[3:])
         return 0
-    try:
-        run(Plan.read(Path(sys.argv[1])), Events(Path(sys.argv[2])))
-    except Exception:  # noqa: BLE001  the parent has it from the events; the log shows it as Python would
-        traceback.print_exc()
-        return 1
-    return 0
+    return exit_code(lambda: run(Plan.read(Path(sys.argv[1])), Events(Path(sys.argv[2]))))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..steps import Events
+from ..steps import Events, exit_code
 from .loader import LOAD_FORMAT
 
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
@@ -122,12 +121,7 @@ def median_distance(got: Any, want: Any) -> float:
 
 def main() -> int:
     plan = Plan(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    try:
-        rehearse(plan, Events(Path(sys.argv[2])))
-    except Exception:  # noqa: BLE001  the parent has it from the events; the log shows it as Python would
-        traceback.print_exc()
-        return 1
-    return 0
+    return exit_code(lambda: rehearse(plan, Events(Path(sys.argv[2]))))
 
 
 if __name__ == "__main__":
