@@ -24,6 +24,7 @@ def piece(**changed: Any) -> dict[str, Any]:
     return {
         "vllm": "0.16.0", "speculators": "0.3.0", "model": "llama", "tensor_parallel_size": 1,
         "asked_start_method": "", "dtype": "float32", "result": "ok", "workers": 1, "environment": {},
+        "layer_ids": [5, 0, 5],
         "plan": {"configs": "applied", "request": "not needed"}, "adapters": {"configs": "applied"},
         "steps": {"import": "done", "apply": "done", "load": "done", "generate": "done", "compare": "done"},
         "errors": {"0": 1e-6, "5": 3e-6}, "controls": {"wrong_layer": 0.6, "shifted_row": 0.9}, **changed,
@@ -37,7 +38,11 @@ def piece(**changed: Any) -> dict[str, Any]:
         ({"errors": {"0": 1e-6, "5": 2e-5}}, "run"),
         ({"errors": {"0": float("nan")}}, "run"),
         ({"errors": {}}, "run"),
-        ({"errors": {"0": 0.05}, "dtype": "bfloat16"}, "parity"),
+        ({"errors": {"0": 1e-6}}, "run"),
+        ({"errors": {"0": -1.0, "5": 3e-6}}, "run"),
+        ({"tensor_parallel_size": 0}, "apply"),
+        ({"steps": {"import": "done", "apply": "failed", "generate": "done", "compare": "done"}}, "import"),
+        ({"errors": {"0": 0.05, "5": 0.05}, "dtype": "bfloat16"}, "parity"),
         ({"controls": {"wrong_layer": 0.01, "shifted_row": 0.9}}, "run"),
         ({"controls": {"wrong_layer": 0.6}}, "run"),
         ({"workers": 0}, "apply"),
@@ -94,7 +99,8 @@ class TestTheBook:
         monkeypatch.chdir(tmp_path)
         folder = Path("evidence/matrix")
         evidence.write(piece(), folder)
-        failed = piece(model="qwen3", steps={"import": "done", "load": "failed"}, result='load: KeyError: "x"')
+        steps = {"import": "done", "apply": "done", "load": "failed"}
+        failed = piece(model="qwen3", steps=steps, result='load: KeyError: "x"')
         evidence.write(failed, folder)
         evidence.write(piece(vllm="0.9.0"), folder)
         return folder

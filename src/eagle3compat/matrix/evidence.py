@@ -45,8 +45,8 @@ def level(evidence: Mapping[str, Any]) -> str:
     for name, shown in (
         ("static", _well(evidence["plan"])),
         ("import", steps.get("import") == "done"),
-        ("apply", _well(evidence["adapters"])),
-        ("run", steps.get("generate") == "done" and evidence["workers"] >= evidence["tensor_parallel_size"]),
+        ("apply", steps.get("apply") == "done" and _well(evidence["adapters"])),
+        ("run", steps.get("generate") == "done" and evidence["workers"] >= evidence["tensor_parallel_size"] >= 1),
         ("parity", steps.get("compare") == "done" and equal(evidence)),
     ):
         if not shown:
@@ -63,8 +63,11 @@ def equal(evidence: Mapping[str, Any]) -> bool:
     """Whether the figures say that every tensor was right and both mistakes would have been seen."""
     errors = [float(value) for value in evidence["errors"].values()]
     controls = [float(evidence["controls"].get(name, "nan")) for name in ("wrong_layer", "shifted_row")]
-    numbers = all(math.isfinite(value) for value in (*errors, *controls))
-    return bool(errors) and numbers and max(errors) < TOLERANCES[evidence["dtype"]] and min(controls) > CONTROL
+    numbers = all(math.isfinite(value) and value >= 0 for value in (*errors, *controls))
+    every = set(evidence["errors"]) == {str(layer) for layer in evidence["layer_ids"]}
+    if not (errors and every and numbers):
+        return False
+    return max(errors) < TOLERANCES[evidence["dtype"]] and min(controls) > CONTROL
 
 
 def worst(evidence: Mapping[str, Any]) -> float:

@@ -158,7 +158,7 @@ def _cell(options: Options, one: Subject, steps: dict[str, dict[str, Any]], log:
         result = _said(failed)
     elif "compare" not in own:
         result = f"the process ended early: {_last_line(log)}"
-    elif not evidence.equal({**compared, "dtype": options.dtype}):
+    elif not evidence.equal({**compared, "dtype": options.dtype, "layer_ids": one.layer_ids}):
         figures = {**compared["controls"], "error": evidence.worst(compared)}
         result = f"not shown to be equal: {', '.join(f'{name} {value:.2g}' for name, value in figures.items())}"
     return {
