@@ -67,6 +67,7 @@ def test_without_a_record_the_exception_of_the_call_is_told(faults: FaultLog) ->
     dead = faults.error("extracting", EOFError(), "worker process VllmWorker-1 ended with exit code -9")
     assert "VllmWorker-1 ended with exit code -9 failed while extracting: EOFError: (the exception" in str(dead)
     assert "can no longer be used: make a new one" in str(dead)
+    assert "-4 is an instruction that this processor lacks" in str(dead)
     assert "traceback below" not in str(error) + str(dead), "there is none"
 
 
