@@ -181,6 +181,42 @@ def forked_after_cuda(work: Path, model: Path, layers: Sequence[int]) -> dict[st
     return session(work / "fork", steps, 0)
 
 
+def out_of_memory(work: Path, model: Path, layers: Sequence[int]) -> dict[str, Any]:
+    """A GPU whose memory another program takes: while a batch is computed, and before a load."""
+    batch = {"prompts": [[9 + (number + place) % 500 for place in range(250)] for number in range(40)]}
+    again = {**batch, "save": "again"}
+    steps: list[dict[str, Any]] = [
+        {"name": "apply", "do": "apply"},
+        {"name": "load", "do": "load", "with": load(model, layers, 1)},
+        {"name": "fill", "do": "fill_accelerator"},
+        {"name": "generate without memory", "do": "generate", "with": batch},
+        {"name": "release", "do": "release_accelerator"},
+        {"name": "generate again", "do": "generate", "with": again},
+        {"name": "close", "do": "close"},
+        {"name": "fill once more", "do": "fill_accelerator"},
+        {"name": "load without memory", "do": "load", "with": load(model, layers, 1)},
+        {"name": "release once more", "do": "release_accelerator"},
+        {"name": "load again", "do": "load", "with": load(model, layers, 1)},
+        {"name": "generate at last", "do": "generate", "with": batch},
+        {"name": "close at last", "do": "close"},
+    ]
+    return session(work / "memory", steps, 0)
+
+
+def flat(work: Path, model: Path, layers: Sequence[int]) -> dict[str, Any]:
+    """The most bytes that a worker has on its GPU, by the number of sequences in a call."""
+    steps: list[dict[str, Any]] = [
+        {"name": "apply", "do": "apply"},
+        {"name": "load", "do": "load", "with": load(model, layers, 1)},
+    ]
+    for count in (40, 40, 200, 1000, 5000):
+        prompts = [[9 + (number + place) % 500 for place in range(250)] for number in range(count)]
+        steps.append({"name": f"{count} sequences", "do": "generate", "with": {"prompts": prompts}})
+        steps.append({"name": f"peak of {count}", "do": "accelerator_peak"})
+    steps.append({"name": "close", "do": "close"})
+    return session(work / "flat", steps, 0)
+
+
 def left_behind(work: Path, model: Path, ranks: int, how: str) -> dict[str, Any]:
     """MiB in use on each GPU before a driver, while it extracts, and after it ended by `how`; workers left alive."""
     folder = work / how
@@ -232,6 +268,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--label", default="here")
     parser.add_argument("--ends", action="store_true", help="also what is left on the GPUs after the end and a kill")
+    parser.add_argument("--memory", action="store_true", help="also memory as a batch grows, and when there is none")
     options = parser.parse_args()
     layers = [int(layer) for layer in options.layers.split(",")]
     ranks = [int(size) for size in options.ranks.split(",")]
@@ -263,6 +300,12 @@ def main() -> None:
             console.print({name: found[name] for name in ("interrupt", "kill")})
             steps = found["forked after CUDA"]["steps"]
             console.print({name: step.get("error", "ok") for name, step in steps.items()})
+        if options.memory:
+            for name, measure in (("flat", flat), ("out of memory", out_of_memory)):
+                found[name] = measure(work, models["llama"], layers)
+                _write(options, found)
+                console.print(name, {step: outcome.get("value", outcome.get("message"))
+                                     for step, outcome in found[name]["steps"].items()})  # fmt: skip
         for folder in work.glob("tp*"):
             steps = found["sizes"][folder.name]["steps"]
             if any("error" in step and not name.startswith("raise") for name, step in steps.items()):
