@@ -90,11 +90,12 @@ class Extraction:
         for prompts in self.calls:
             self.generator.generate(prompts)
 
-    def ways(self) -> dict[str, Callable[[], None]]:
-        return {"plain": self.plain, **{way: functools.partial(self.extract, way) for way in WAYS[1:]}}
+    def ways(self, pickled: bool) -> dict[str, Callable[[], None]]:
+        made = {"plain": self.plain, **{way: functools.partial(self.extract, way) for way in WAYS[1:]}}
+        return made if pickled else {name: way for name, way in made.items() if name != "pickled"}
 
     def equal(self) -> bool:
-        """Whether both ways give the same bytes."""
+        """Whether shared memory and pickled replies give the same bytes."""
         import torch
 
         got = []
@@ -163,9 +164,9 @@ def measure_extraction(model: Path, options: argparse.Namespace) -> dict[str, An
     import torch
 
     measured = Extraction(model, options)
-    engine, ways = measured.executor.engine, measured.ways()
+    engine, ways = measured.executor.engine, measured.ways(not options.no_pickled)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    parts: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS[1:]}
+    parts: dict[str, list[dict[str, float]]] = {name: [] for name in ways if name != "plain"}
     peaks = {}
     for name in ("shared", *ways):  # the first batch proves the reading, and later ones are warm
         ways[name]()
@@ -299,7 +300,7 @@ def phase(name: str, options: argparse.Namespace, python: str, model: Path) -> d
     command = [python, __file__, "--phase", name]
     for option in given:
         command += [f"--{option.replace('_', '-')}", str(getattr(options, option))]
-    command += ["--layer-ids", *map(str, options.layer_ids)]
+    command += ["--layer-ids", *map(str, options.layer_ids), *(["--no-pickled"] if options.no_pickled else [])]
     log = OUT / f"extraction-{label(options)}-{name}.log"
     print(f"measuring {name}; its output goes to {log}", flush=True)
     env = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
@@ -322,6 +323,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--here", action="store_true", help="in this interpreter, which has vLLM and speculators")
     parser.add_argument("--no-llm", action="store_true", help="leave out vLLM alone")
+    parser.add_argument("--no-pickled", action="store_true", help="leave out pickled replies, but for one comparison")
     parser.add_argument("--connector", action="store_true", help="also vLLM's extract_hidden_states with its files")
     parser.add_argument("--phase", choices=sorted(MEASURES), help=argparse.SUPPRESS)
     options = parser.parse_args()
