@@ -30,6 +30,20 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 SESSION = ROOT / "tests/real/session.py"
 INTERRUPTED = ROOT / "tests/real/interrupted.py"
+CLIENT = ROOT / "tests/real/serve_client.py"
+UNPACK = """
+import json, sys, torch
+from pathlib import Path
+from safetensors.torch import load_file
+folder, prompts = Path(sys.argv[1]), json.loads(sys.argv[2])
+found = []
+for number, prompt in enumerate(prompts):
+    content = load_file(folder / f"hs_{number}.safetensors")
+    assert content["token_ids"].tolist() == prompt, f"hs_{number}.safetensors holds other tokens"
+    found.append(list(content["hidden_states"].unbind(1)))
+torch.save(found, folder / "states.pt")
+"""
+"""Files of the server's contract as a list of states a prompt."""
 FAMILIES = ("llama", "deepseek_v3")
 SHARE = 0.2
 """Of a GPU's memory for one session: several share a GPU."""
@@ -217,6 +231,46 @@ def flat(work: Path, model: Path, layers: Sequence[int]) -> dict[str, Any]:
     return session(work / "flat", steps, 0)
 
 
+def served(work: Path, model: Path, layers: Sequence[int], clients: Path) -> dict[str, Any]:
+    """`eagle3compat serve` on a GPU, asked by each stock client of a folder: what is off, and whose rows they are."""
+    folder, found = work / "served", dict[str, Any]()
+    folder.mkdir(parents=True)
+    files, log = folder / "files", folder / "log"
+    ids = ["--target-layer-ids", *(str(layer + 1) for layer in layers)]
+    command = [sys.executable, "-m", "eagle3compat", "serve", str(model), *ids, "--hidden-states-path", str(files),
+               "--host", "127.0.0.1", "--port", "0", "--max-model-len", "256",
+               "--gpu-memory-utilization", str(SHARE)]  # fmt: skip
+    with log.open("w") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=file, env=environment(0))
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while " on http://" not in log.read_text():
+            if server.poll() is not None or time.monotonic() > deadline:
+                return {"error": log.read_text()[-3000:]}
+            time.sleep(0.5)
+        url = "http://" + log.read_text().split(" on http://")[1].split(",")[0]
+        batch = "over budget"
+        job = {"url": url, "prompts": prompts()[batch], "concurrency": 32}
+        (folder / "job.json").write_text(json.dumps(job))
+        for site in sorted(clients.iterdir()):
+            out = folder / site.name
+            words = [sys.executable, str(CLIENT), str(site), str(folder / "job.json"), str(out)]
+            done = subprocess.run(words, env=environment(0), capture_output=True, text=True)
+            if done.returncode:
+                found[site.name] = {"error": done.stderr[-1000:]}
+                continue
+            report = json.loads((out / "report.json").read_text())
+            command = [sys.executable, "-c", UNPACK, str(out), json.dumps(job["prompts"])]
+            rows = subprocess.run(command, env=environment(0), capture_output=True, text=True)
+            want = model.parent / f"{model.name}-{batch}.pt"
+            wrong = {"error": rows.stderr[-1000:]} if rows.returncode else compared(out / "states.pt", want, layers)
+            found[site.name] = {**wrong, "seconds": report["seconds"], "errors": report["errors"]}
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+    return found
+
+
 def left_behind(work: Path, model: Path, ranks: int, how: str) -> dict[str, Any]:
     """MiB in use on each GPU before a driver, while it extracts, and after it ended by `how`; workers left alive."""
     folder = work / how
@@ -268,6 +322,8 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--label", default="here")
     parser.add_argument("--ends", action="store_true", help="also what is left on the GPUs after the end and a kill")
+    parser.add_argument("--no-sizes", action="store_true", help="leave out the extraction at each size")
+    parser.add_argument("--clients", type=Path, help="also serve, to the stock clients in this folder's folders")
     parser.add_argument("--memory", action="store_true", help="also memory as a batch grows, and when there is none")
     options = parser.parse_args()
     layers = [int(layer) for layer in options.layers.split(",")]
@@ -287,7 +343,7 @@ def main() -> None:
             "versions": {name: version(name) for name in ("vllm", "speculators", "torch", "transformers")},
             "layers": layers,
             "memory before": gpu_memory(),
-            "sizes": parallel_sizes(work, models, layers, ranks),
+            "sizes": {} if options.no_sizes else parallel_sizes(work, models, layers, ranks),
         }
         found["memory after"] = gpu_memory()
         _write(options, found)
@@ -306,6 +362,10 @@ def main() -> None:
                 _write(options, found)
                 console.print(name, {step: outcome.get("value", outcome.get("message"))
                                      for step, outcome in found[name]["steps"].items()})  # fmt: skip
+        if options.clients:
+            found["served"] = served(work, models["llama"], layers, options.clients)
+            _write(options, found)
+            console.print("served", found["served"])
         for folder in work.glob("tp*"):
             steps = found["sizes"][folder.name]["steps"]
             if any("error" in step and not name.startswith("raise") for name, step in steps.items()):
