@@ -3,8 +3,9 @@
     python tools/gpus.py --out DIR [--layers 0,2,4,5] [--ranks 1,2] [--label NAME]
 
 For a GPU host, which needs no network: vLLM, speculators and transformers are those of the running Python. Sessions
-run side by side on the GPUs that there are. With --ends, then what must be alone: a forked start after CUDA was used,
-and what is left on the GPUs after Ctrl-C and after a kill. DIR/gpus-LABEL.json holds the outcome; a table is printed.
+run side by side on the GPUs that there are. With --faults, also a GPU that is full, and a forked start after CUDA was
+used; with --ends, what is left on the GPUs after Ctrl-C, an exception and a kill, which must be alone.
+DIR/gpus-LABEL.json holds the outcome; a table is printed.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ torch.save(found, folder / "states.pt")
 """
 """Files of the server's contract as a list of states a prompt."""
 FAMILIES = ("llama", "deepseek_v3")
-SHARE = 0.2
+SHARE = 0.06
 """Of a GPU's memory for one session: several share a GPU."""
+ENDS = ("interrupt", "exception", "kill")
 TIMEOUT = 290
 RELEASE_SECONDS = 60
 console = Console(width=140)
@@ -285,10 +287,10 @@ def left_behind(work: Path, model: Path, ranks: int, how: str) -> dict[str, Any]
     time.sleep(2)
     during = gpu_memory()
     workers = json.loads(out.read_text())["workers"] if out.exists() else []
-    if how == "kill":
-        os.kill(driver.pid, signal.SIGKILL)
-    else:
+    if how == "interrupt":
         os.killpg(driver.pid, signal.SIGINT)
+    else:
+        os.kill(driver.pid, signal.SIGKILL if how == "kill" else signal.SIGUSR1)
     driver.wait(TIMEOUT)
     deadline = time.monotonic() + RELEASE_SECONDS
     while time.monotonic() < deadline and max(a - b for a, b in zip(gpu_memory(), before, strict=True)) > 8:
@@ -321,10 +323,10 @@ def main() -> None:
     parser.add_argument("--layers", default="0,2,4,5")
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--label", default="here")
-    parser.add_argument("--ends", action="store_true", help="also what is left on the GPUs after the end and a kill")
+    parser.add_argument("--ends", action="store_true", help=f"also what is left on the GPUs after {', '.join(ENDS)}")
     parser.add_argument("--no-sizes", action="store_true", help="leave out the extraction at each size")
     parser.add_argument("--clients", type=Path, help="also serve, to the stock clients in this folder's folders")
-    parser.add_argument("--memory", action="store_true", help="also memory as a batch grows, and when there is none")
+    parser.add_argument("--faults", action="store_true", help="also memory as a batch grows, none left, CUDA and fork")
     options = parser.parse_args()
     layers = [int(layer) for layer in options.layers.split(",")]
     ranks = [int(size) for size in options.ranks.split(",")]
@@ -349,15 +351,12 @@ def main() -> None:
         _write(options, found)
         console.print(table(found), f"after {time.monotonic() - started:.0f} s")
         if options.ends:
-            found["forked after CUDA"] = forked_after_cuda(work, models["llama"], layers)
-            for how in ("interrupt", "kill"):
+            for how in ENDS:
                 found[how] = left_behind(work, models["llama"], max(ranks), how)
                 _write(options, found)
-            console.print({name: found[name] for name in ("interrupt", "kill")})
-            steps = found["forked after CUDA"]["steps"]
-            console.print({name: step.get("error", "ok") for name, step in steps.items()})
-        if options.memory:
-            for name, measure in (("flat", flat), ("out of memory", out_of_memory)):
+                console.print(how, found[how])
+        if options.faults:
+            for name, measure in (("flat", flat), ("out of memory", out_of_memory), ("fork", forked_after_cuda)):
                 found[name] = measure(work, models["llama"], layers)
                 _write(options, found)
                 console.print(name, {step: outcome.get("value", outcome.get("message"))
