@@ -40,7 +40,7 @@ class Family:
     the hub has them, `files` what else vLLM reads of it. `expert_gain` is the scale of what a routed expert writes,
     `embedding` that of token embeddings. `without` says why a family does not run on a device (`cpu`, `cuda`). `tap`
     names the norm that each layer's stream enters, for the reference from vLLM's own forward, and `tap_adds` says
-    whether a residual that it is given is added.
+    whether a residual that it is given is added. `engine` are vLLM's own settings on a GPU, for `additional_config`.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Family:
     without: dict[str, str] = field(default_factory=dict)
     tap: str = "input_layernorm"
     tap_adds: bool = True
+    engine: dict[str, str] = field(default_factory=dict)
 
     @property
     def full_config(self) -> Config:
@@ -109,6 +110,8 @@ GATED_DELTA: Config = {
     "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
 }
+OWN_DELTA = {"gdn_prefill_backend": "triton"}
+"""vLLM's own kernel for gated delta nets. On Hopper its default is FlashInfer's, which is compiled at first use."""
 MAMBA: Config = {
     "mamba_n_heads": 8,
     "mamba_d_head": 64,
@@ -315,7 +318,7 @@ HYBRIDS = [
         "qwen3_next", "Qwen3-Next", "qwen3_next", "Qwen3NextForCausalLM",
         {**MOE, **GATED_DELTA, "shared_expert_intermediate_size": 128, "head_dim": 128,
          "partial_rotary_factor": 0.25},
-        without={"cpu": "vLLM's CPU build has no gated delta net kernels"},
+        without={"cpu": "vLLM's CPU build has no gated delta net kernels"}, engine=OWN_DELTA,
     ),
     Family(
         "qwen3_5", "Qwen3.5", "qwen3_5", "Qwen3_5ForConditionalGeneration",
@@ -324,7 +327,7 @@ HYBRIDS = [
         text={**GATED_DELTA, "head_dim": 128, "rope_parameters": {
             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [6, 5, 5],
             "mrope_interleaved": True}}, files=qwen_files("Qwen3VLProcessor", 16, "Qwen3VLVideoProcessor"),
-        without={"cpu": "vLLM's CPU build has no gated delta net kernels"},
+        without={"cpu": "vLLM's CPU build has no gated delta net kernels"}, engine=OWN_DELTA,
     ),
     Family(
         "kimi_linear", "Kimi-Linear", "kimi_linear", "KimiLinearForCausalLM",
@@ -341,6 +344,7 @@ HYBRIDS = [
             },
         },
         drop=("head_dim",), expert_gain=0.4, without={"cpu": "vLLM's CPU build has no delta attention kernels"},
+        renamed={"model.layers.0.block_sparse_moe.": "model.layers.0.mlp."},  # the dense layer, as on the hub
     ),
     Family(
         "granitemoehybrid", "Granite 4 hybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM",

@@ -173,7 +173,11 @@ def edited(generator: Any, edit: dict[str, Any], start_method: str) -> Any:
             config = super()._create_vllm_config(*args, **kwargs)
             for name, value in edit.items():
                 part, _, attribute = name.partition(".")
-                setattr(getattr(config, part), attribute, value)
+                target = getattr(config, part)
+                if isinstance(target, dict):
+                    target[attribute] = value
+                else:
+                    setattr(target, attribute, value)
             if start_method:
                 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = start_method
             return config
