@@ -144,6 +144,7 @@ class Runner:
             steps += [
                 {"name": f"load {dtype}", "do": "load", "with": load},
                 {"name": dtype, "do": "generate", "with": {"prompts": prompts, "save": dtype}},
+                *({"name": f"image {dtype}", "do": "generate", "with": {"prompts": [p]}} for p in family.image),
                 {"name": f"attest {dtype}", "do": "attest"},
                 {"name": f"close {dtype}", "do": "close"},
             ]
@@ -170,6 +171,9 @@ class Runner:
         against, best = list(figures.items())[-1]
         why = f"{dtype}: off by {best['worst']:.2g} from {against}" if apart(best, dtype, self.device) else ""
         found.update(outcome="different" if why else "equal", why=why, against=against, **best)
+        if family.image:
+            image = outcomes.get(f"image {dtype}", {"error": "", "message": "the session ended before it"})
+            found["image"] = f"{image['error']}: {brief(image['message'])}" if "error" in image else "taken for a word"
         if len(figures) > 1:
             found["from_transformers"] = figures["transformers"]["worst"]
         return found

@@ -62,6 +62,12 @@ class Family:
     engine: dict[str, str] = field(default_factory=dict)
 
     @property
+    def image(self) -> list[list[int]]:
+        """A prompt with the token that stands for an image, where the family takes images."""
+        token = self.config.get("image_token_id")
+        return [] if token is None else [[5, 6, token, 7]]
+
+    @property
     def full_config(self) -> Config:
         shared = {key: value for key, value in SHARED.items() if key not in self.drop}
         if self.text is None:
@@ -142,6 +148,8 @@ NEMOTRON: Config = {
     "n_shared_experts": 1,
     "layer_norm_epsilon": 1e-5,
 }
+NEMOTRON_NAMES = {"backbone.embedding.": "backbone.embeddings."}
+"""As transformers 5.12 saves it, and as it and all others read it."""
 KIMI_IMAGES: Config = {
     "in_patch_limit": 1024,
     "patch_size": 14,
@@ -358,13 +366,13 @@ HYBRIDS = [
     Family(
         "nemotron_h", "Nemotron-H", "nemotron_h", "NemotronHForCausalLM",
         {**NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "mamba", "mlp", "moe"]},
-        drop=("num_hidden_layers",), tap="norm",
+        drop=("num_hidden_layers",), tap="norm", renamed=NEMOTRON_NAMES,
         without={"cpu": "vLLM's CPU build has no mixtures without a gate"},
     ),
     Family(
         "nemotron_h_dense", "Nemotron-H without mixtures", "nemotron_h", "NemotronHForCausalLM",
         {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention", "mamba", "attention", "mlp"]},
-        drop=("num_hidden_layers",), tap="norm",
+        drop=("num_hidden_layers",), tap="norm", renamed=NEMOTRON_NAMES,
     ),
 ]  # fmt: skip
 
