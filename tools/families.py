@@ -46,7 +46,7 @@ attention and mixtures add chunked scans and sums over experts, and tensor cores
 each of six layers rounds to 8 bits (0.4 %), beside a reference in float32. A neighbouring layer or row is off by more
 than CONTROL in either."""
 CONTROL = 0.2
-OUTCOMES = ("different", "equal", "refused", "failed", "timeout")
+OUTCOMES = ("different", "equal", "refused", "failed", "timeout", "not run")
 """Of a dtype; of those that a family has, the first is the family's."""
 LOG_END = 3000
 GRACE = 40.0
@@ -121,18 +121,28 @@ class Runner:
         deadline = max(deadline, time.monotonic() + GRACE)
         outcomes = json.loads((folder / "session.json").read_text())
         outcomes = {**dict.fromkeys(("imports", *(f"load {d}" for d in self.dtypes), *self.dtypes), end), **outcomes}
-        verdicts = [self.verdict(family, folder, slot, deadline, outcomes, dtype) for dtype in self.dtypes]
+        verdicts = [
+            self.verdict(family, folder, slot, deadline, outcomes, dtype)
+            if dtype in self.dtypes_of(family)
+            else {"outcome": "not run", "why": f"{dtype}: {family.no_float32}"}
+            for dtype in self.dtypes
+        ]
         record["dtypes"] = dict(zip(self.dtypes, verdicts, strict=True))
         found = {verdict["outcome"] for verdict in verdicts}
         record["outcome"] = next(name for name in OUTCOMES if name in found)
         record["why"] = "; ".join(verdict["why"] for verdict in verdicts if verdict["why"])
+
+    def dtypes_of(self, family: Family) -> list[str]:
+        """The dtypes in which this family runs on this device."""
+        without = self.device == "cuda" and family.no_float32 and not self.anyway
+        return [dtype for dtype in self.dtypes if not (without and dtype == "float32")]
 
     def plan(self, family: Family, folder: Path) -> list[dict[str, Any]]:
         steps: list[dict[str, Any]] = [{"name": "apply", "do": "apply"}, {"name": "imports", "do": "imports"}]
         layers = json.loads((folder / "model/config.json").read_text())
         count = layers.get("text_config", layers).get("num_hidden_layers", 6)
         engine = {f"additional_config.{name}": value for name, value in family.engine.items()}
-        for dtype in self.dtypes:
+        for dtype in self.dtypes_of(family):
             load = {
                 "model_path": str(folder / "model"), "layer_ids": list(range(count)), "max_model_len": 512,
                 "dtype": dtype, "edit": {"scheduler_config.max_num_batched_tokens": BUDGET, **engine},

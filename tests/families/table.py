@@ -41,6 +41,8 @@ class Family:
     `embedding` that of token embeddings. `without` says why a family does not run on a device (`cpu`, `cuda`). `tap`
     names the norm that each layer's stream enters, for the reference from vLLM's own forward, and `tap_adds` says
     whether a residual that it is given is added. `engine` are vLLM's own settings on a GPU, for `additional_config`.
+    `no_float32` says why a family does not run in float32 on a GPU. With `many_streams` the model carries several
+    residual streams, and a draft gets their mean.
     """
 
     name: str
@@ -60,6 +62,8 @@ class Family:
     tap: str = "input_layernorm"
     tap_adds: bool = True
     engine: dict[str, str] = field(default_factory=dict)
+    many_streams: bool = False
+    no_float32: str = ""
 
     @property
     def image(self) -> list[list[int]]:
@@ -116,6 +120,8 @@ GATED_DELTA: Config = {
     "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
 }
+NO_DELTA_32 = "vLLM's own kernel for gated delta nets refuses it"
+NO_LATENT_32 = "vLLM has no attention backend for latent attention in it"
 OWN_DELTA = {"gdn_prefill_backend": "triton"}
 """vLLM's own kernel for gated delta nets. On Hopper its default is FlashInfer's, which is compiled at first use."""
 MAMBA: Config = {
@@ -288,19 +294,21 @@ LATENT = [
         "deepseek_v2", "DeepSeek-V2", "deepseek_v2", "DeepseekV2ForCausalLM",
         {**DEEPSEEK, "topk_method": "group_limited_greedy", "scoring_func": "softmax", "rope_scaling": YARN,
          "norm_topk_prob": False, "routed_scaling_factor": 1.0},
+        no_float32=NO_LATENT_32,
     ),
     Family("deepseek_v3", "DeepSeek-V3", "deepseek_v3", "DeepseekV3ForCausalLM", {**V3, "rope_scaling": YARN},
-           expert_gain=0.4),
+           expert_gain=0.4, no_float32=NO_LATENT_32),
     Family(
         "mistral_large_3", "Mistral Large 3", "deepseek_v3", "DeepseekV3ForCausalLM",
         {**V3, "rope_scaling": YARN, "llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.5}},
-        expert_gain=0.4,
+        expert_gain=0.4, no_float32=NO_LATENT_32,
     ),
     Family(
         "deepseek_v32", "DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM",
         {**V3, "rope_scaling": YARN, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64,
          "num_attention_heads": 64, "num_key_value_heads": 64},
         expert_gain=0.4, without={"cpu": "vLLM's CPU build has no sparse latent attention"},
+        no_float32=NO_LATENT_32,
     ),
     Family(
         "kimi_k25", "Kimi-K2.5", "kimi_k25", "KimiK25ForConditionalGeneration",
@@ -311,7 +319,7 @@ LATENT = [
             "tie_word_embeddings": False,
         },
         text={**V3, "rope_scaling": YARN, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]},
-        transformers_class="Kimi_K25ForConditionalGeneration", expert_gain=0.4,
+        transformers_class="Kimi_K25ForConditionalGeneration", expert_gain=0.4, no_float32=NO_LATENT_32,
         renamed={
             "language_model.model.blocks.": "language_model.model.layers.", "model.mm_projector.": "mm_projector.",
             "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
@@ -327,6 +335,7 @@ HYBRIDS = [
         {**MOE, **GATED_DELTA, "shared_expert_intermediate_size": 128, "head_dim": 128,
          "partial_rotary_factor": 0.25},
         without={"cpu": "vLLM's CPU build has no gated delta net kernels"}, engine=OWN_DELTA,
+        no_float32=NO_DELTA_32,
     ),
     Family(
         "qwen3_5", "Qwen3.5", "qwen3_5", "Qwen3_5ForConditionalGeneration",
@@ -336,6 +345,7 @@ HYBRIDS = [
             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [6, 5, 5],
             "mrope_interleaved": True}}, files=qwen_files("Qwen3VLProcessor", 16, "Qwen3VLVideoProcessor"),
         without={"cpu": "vLLM's CPU build has no gated delta net kernels"}, engine=OWN_DELTA,
+        no_float32=NO_DELTA_32,
     ),
     Family(
         "kimi_linear", "Kimi-Linear", "kimi_linear", "KimiLinearForCausalLM",
@@ -353,6 +363,7 @@ HYBRIDS = [
         },
         drop=("head_dim",), expert_gain=0.4, without={"cpu": "vLLM's CPU build has no delta attention kernels"},
         renamed={"model.layers.0.block_sparse_moe.": "model.layers.0.mlp."},  # the dense layer, as on the hub
+        no_float32=NO_LATENT_32,
     ),
     Family(
         "granitemoehybrid", "Granite 4 hybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM",
@@ -393,4 +404,25 @@ MULTIMODAL = [
     ),
 ]  # fmt: skip
 
-FAMILIES = {family.name: family for family in (*DENSE, *MIXTURES, *LATENT, *HYBRIDS, *MULTIMODAL)}
+MANY_STREAMS = [
+    Family(
+        "deepseek_v4", "DeepSeek-V4", "deepseek_v4", "DeepseekV4ForCausalLM",
+        {
+            "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
+            "q_lora_rank": 128, "o_groups": 2, "o_lora_rank": 64, "sliding_window": 128,
+            "compress_ratios": [0] * LAYERS, "compress_rope_theta": 10000.0, "rope_theta": 10000.0,
+            "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
+            "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "num_hash_layers": 0,
+            "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 128,
+            "norm_topk_prob": True, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "swiglu_limit": 10.0,
+            "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,
+        },
+        drop=("intermediate_size",), many_streams=True, without={"cuda": "vLLM's class for GPUs needs tilelang"},
+        renamed={
+            "model.hc_head.hc_": "model.hc_head_",
+            **{f"model.layers.{k}.attn.norm.": f"model.layers.{k}.attn.kv_norm." for k in range(LAYERS)},
+        },
+    ),
+]  # fmt: skip
+
+FAMILIES = {family.name: family for family in (*DENSE, *MIXTURES, *LATENT, *HYBRIDS, *MULTIMODAL, *MANY_STREAMS)}
