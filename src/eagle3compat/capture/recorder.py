@@ -59,7 +59,8 @@ class Recorder:
         self._forward, runner.model.forward = runner.model.forward, self._around_forward
         self._auxiliary: AuxiliaryStates | None = None
         if has_many_streams(self.decoder):
-            self._auxiliary, self._proved = AuxiliaryStates(runner.model, self.model, layer_ids), True
+            self._auxiliary = AuxiliaryStates(runner.model, self.model, layer_ids, reduce, agree)
+            self._proved = True
         else:
             self._install()
 
