@@ -124,7 +124,7 @@ class Runner:
         verdicts = [
             self.verdict(family, folder, slot, deadline, outcomes, dtype)
             if dtype in self.dtypes_of(family)
-            else {"outcome": "not run", "why": f"{dtype}: {family.no_float32}"}
+            else {"outcome": "not run", "why": f"{dtype}: {family.no_float32[self.device]}"}
             for dtype in self.dtypes
         ]
         record["dtypes"] = dict(zip(self.dtypes, verdicts, strict=True))
@@ -134,7 +134,7 @@ class Runner:
 
     def dtypes_of(self, family: Family) -> list[str]:
         """The dtypes in which this family runs on this device."""
-        without = self.device == "cuda" and family.no_float32 and not self.anyway
+        without = self.device in family.no_float32 and not self.anyway
         return [dtype for dtype in self.dtypes if not (without and dtype == "float32")]
 
     def plan(self, family: Family, folder: Path) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ class Family:
     `embedding` that of token embeddings. `without` says why a family does not run on a device (`cpu`, `cuda`). `tap`
     names the norm that each layer's stream enters, for the reference from vLLM's own forward, and `tap_adds` says
     whether a residual that it is given is added. `engine` are vLLM's own settings on a GPU, for `additional_config`.
-    `no_float32` says why a family does not run in float32 on a GPU. With `many_streams` the model carries several
+    `no_float32` says why a family does not run in float32 on a device. With `many_streams` the model carries several
     residual streams, and a draft gets their mean.
     """
 
@@ -63,7 +63,7 @@ class Family:
     tap_adds: bool = True
     engine: dict[str, str] = field(default_factory=dict)
     many_streams: bool = False
-    no_float32: str = ""
+    no_float32: dict[str, str] = field(default_factory=dict)
 
     @property
     def image(self) -> list[list[int]]:
@@ -120,8 +120,8 @@ GATED_DELTA: Config = {
     "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
 }
-NO_DELTA_32 = "vLLM's own kernel for gated delta nets refuses it"
-NO_LATENT_32 = "vLLM has no attention backend for latent attention in it"
+NO_DELTA_32 = dict.fromkeys(("cpu", "cuda"), "vLLM's own kernels for gated delta nets are for bf16")
+NO_LATENT_32 = {"cuda": "vLLM has no attention backend for latent attention in float32"}
 OWN_DELTA = {"gdn_prefill_backend": "triton"}
 """vLLM's own kernel for gated delta nets. On Hopper its default is FlashInfer's, which is compiled at first use."""
 MAMBA: Config = {
@@ -334,8 +334,7 @@ HYBRIDS = [
         "qwen3_next", "Qwen3-Next", "qwen3_next", "Qwen3NextForCausalLM",
         {**MOE, **GATED_DELTA, "shared_expert_intermediate_size": 128, "head_dim": 128,
          "partial_rotary_factor": 0.25},
-        without={"cpu": "vLLM's CPU build has no gated delta net kernels"}, engine=OWN_DELTA,
-        no_float32=NO_DELTA_32,
+        engine=OWN_DELTA, no_float32=NO_DELTA_32,
     ),
     Family(
         "qwen3_5", "Qwen3.5", "qwen3_5", "Qwen3_5ForConditionalGeneration",
@@ -344,8 +343,7 @@ HYBRIDS = [
         text={**GATED_DELTA, "head_dim": 128, "rope_parameters": {
             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [6, 5, 5],
             "mrope_interleaved": True}}, files=qwen_files("Qwen3VLProcessor", 16, "Qwen3VLVideoProcessor"),
-        without={"cpu": "vLLM's CPU build has no gated delta net kernels"}, engine=OWN_DELTA,
-        no_float32=NO_DELTA_32,
+        without=NO_VISION, engine=OWN_DELTA, no_float32=NO_DELTA_32,
     ),
     Family(
         "kimi_linear", "Kimi-Linear", "kimi_linear", "KimiLinearForCausalLM",
