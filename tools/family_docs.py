@@ -42,7 +42,16 @@ loop: on most releases the generator does not get as far.
 FOOT = """\
 `equal`: every layer is within the tolerance. `different`: it is not, and is listed so that you know. `refused`: the
 library raised `UnprovenCaptureError` and returned nothing. `failed`: vLLM itself, or the tiny model, did not run there.
-`not run`: it cannot run there. Only text prompts are extracted, by multimodal models too: stock passes token ids.
+`timeout`: the time for the run was over. `not run`: it cannot run there.
+
+## Images
+
+Stock passes token ids alone, so through it only text is extracted, from multimodal models too. A prompt that holds a
+token in whose place vLLM would put an image, a video or a sound (`image_token_id` and the like in the model's config)
+is refused with an `InputError` that names prompt, token and place, before anything is computed: vLLM would take the
+token's own embedding, and the states from there on would be those of a word. Tokens around an image, such as
+`vision_start_token_id`, are words with an image too, and pass. Samples with images are for the server of speculators
+0.5 and later.
 """
 
 
@@ -111,6 +120,8 @@ def _error(verdict: dict[str, Any] | None) -> str:
 def _reason(record: dict[str, Any]) -> Iterator[str]:
     title = f"{FAMILIES[record['family']].title}, vLLM {record['versions']['vllm']}, {_place(record)}"
     for dtype, verdict in record.get("dtypes", {}).items():
+        if "image" in verdict:
+            yield f"- {title}, {dtype}: a prompt with an image's token: {verdict['image']}"
         if "from_transformers" in verdict:
             yield (
                 f"- {title}, {dtype}: vLLM itself lies {verdict['from_transformers']:.2g} from transformers, so the "

@@ -9,6 +9,7 @@ import torch
 from toys import LAYERS, PROMPTS, Base, Layer, Model, NormedPair, Runner, chunks, model_of, recording, step, whole
 
 from eagle3compat.capture.manystreams import has_many_streams
+from eagle3compat.capture.recorder import Recorder
 from eagle3compat.errors import UnprovenCaptureError
 
 STREAMS = 2
@@ -92,6 +93,34 @@ def test_a_layer_that_is_not_handed_out_is_refused() -> None:
 
     runner, _recorder = recording(connected(Forgetful))
     with pytest.raises(UnprovenCaptureError, match=r"for layers \[0, 2, 3\] it hands out 2 states"):
+        runner.execute_model(step(whole()))
+
+
+def on_two_ranks(other: float, asked: list[int]) -> tuple[Runner, Recorder]:
+    """A recorder on one of two ranks; the other's states are `other` times as large."""
+    runner = Runner(connected(), PROMPTS)
+
+    def reduce(share: torch.Tensor) -> torch.Tensor:
+        return share * (2 if share.numel() == 1 else 1 + other)
+
+    recorder = Recorder(runner, LAYERS, asked, reduce=reduce, agree=list)
+    recorder.store.begin(PROMPTS)
+    return runner, recorder
+
+
+def test_states_that_are_the_same_on_all_ranks_are_taken() -> None:
+    runner, recorder = on_two_ranks(1.0, [2, 0, 3])
+    for rows in chunks(PROMPTS, 4):
+        runner.execute_model(step(rows))
+    for name, prompt in PROMPTS.items():
+        want = expected(runner.model.model, prompt)
+        for layer, state in zip([2, 0, 3], recorder.store.collect([name])[name], strict=True):
+            torch.testing.assert_close(state, want[layer], rtol=1e-5, atol=1e-5)
+
+
+def test_states_that_are_a_rank_s_share_are_refused() -> None:
+    runner, _recorder = on_two_ranks(0.5, [2, 0])
+    with pytest.raises(UnprovenCaptureError, match=r"for layers \[0, 2\] differ from one tensor-parallel rank"):
         runner.execute_model(step(whole()))
 
 

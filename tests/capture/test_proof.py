@@ -171,6 +171,71 @@ def test_a_final_norm_that_a_fused_kernel_stands_in_for() -> None:
     assert_right(runner, recorder)
 
 
+class Unfinished(Base):
+    """Returns the stream before its final norm."""
+
+    def finish(self, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        return hidden if residual is None else hidden + residual
+
+
+class NormingHead(Model):
+    """Its head norms what the forward returned (Step 3.5)."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.asked = len(hidden)
+        return self.model.norm(hidden) @ torch.ones(8, 3)
+
+
+class ScalingHead(NormingHead):
+    """Scales it before."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().compute_logits(3 * hidden)
+
+
+class PlainHead(NormingHead):
+    """Norms nothing."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ torch.ones(8, 3)
+
+
+@pytest.mark.parametrize("kind", [NormedPair, Bare])
+def test_a_final_norm_in_the_head(kind: Any) -> None:
+    runner, recorder = recording(NormingHead(Unfinished(*[kind] * LAYERS)))
+    for rows in chunks(PROMPTS, 4):
+        runner.execute_model(step(rows))
+    assert_right(runner, recorder)
+    assert runner.model.asked == 4
+
+
+def test_a_final_norm_in_the_head_with_ranks_to_sum_over() -> None:
+    runner, recorder = ranks(NormingHead(Unfinished(*[NormedPair] * LAYERS)))
+    runner.execute_model(step(whole()))
+    assert recorder.how == "hidden + residual"
+    assert_right(runner, recorder)
+
+
+@pytest.mark.parametrize("kind", [ScalingHead, PlainHead])
+def test_a_head_that_does_not_norm_what_the_forward_returned_proves_nothing(kind: Any) -> None:
+    runner, _recorder = recording(kind(Unfinished(*[NormedPair] * LAYERS)))
+    with pytest.raises(UnprovenCaptureError, match="no final norm was seen after the last NormedPair, nor in its head"):
+        runner.execute_model(step(whole()))
+
+
+class Leaving(Base):
+    """Returns something else than what its layers add up to."""
+
+    def finish(self, hidden: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        return hidden * torch.arange(1, 9)
+
+
+def test_what_the_head_norms_must_be_the_last_layer_s_stream() -> None:
+    runner, _recorder = recording(NormingHead(Leaving(*[NormedPair] * LAYERS)))
+    with pytest.raises(UnprovenCaptureError, match=r"layer 3 \(NormedPair\) returns"):
+        runner.execute_model(step(whole()))
+
+
 def test_a_rank_that_does_not_file_follows_only_where_it_must() -> None:
     for kind, calls in ((Share, 3), (NormedPair, 0)):
         runner, recorder = ranks(model_of(kind), files=False)

@@ -20,8 +20,8 @@ WIDTH, FAMILY, PROMPTS = 4, "llama", [[1, 2, 3], [4, 5]]
 
 
 class Norm(torch.nn.Module):
-    def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return hidden + residual
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return hidden if residual is None else hidden + residual
 
 
 class Layer(torch.nn.Module):
@@ -71,3 +71,33 @@ def test_what_is_tapped_does_not_travel_in_replies(tmp_path: Path, monkeypatch: 
     assert figures["worst"] == 0
     assert min(figures["wrong_layer"], figures["wrong_row"]) > 0.1
     assert figures["tensors"] == 4
+
+
+class Headed(torch.nn.Module):
+    """Its last layer returns the stream, and its head norms the last row of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Layer(), torch.nn.Identity()])
+        self.layers[1].input_layernorm = Norm()
+        self.norm = Norm()
+
+    def run(self, stream: torch.Tensor, normed: torch.Tensor) -> None:
+        self.layers[1].input_layernorm(stream / 2, stream / 2)
+        self.layers[1](stream)
+        self.norm(normed)
+
+
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_a_final_norm_in_the_head_gets_the_last_row_of_the_last_layer(off: float, tmp_path: Path) -> None:
+    worker: Any = tap.Tap()
+    worker.model_runner, worker.rank = SimpleNamespace(model=Headed()), 0
+    worker.tap_install()
+    stream = torch.arange(12.0).reshape(3, WIDTH)
+    worker.model_runner.model.run(torch.cat([stream, torch.zeros(1, WIDTH)]), stream[-1:] + off)
+    if off:
+        with pytest.raises(RuntimeError, match="of 3 rows the final norm got 1"):
+            worker.tap_save(3, str(tmp_path / "tap.pt"))
+        return
+    worker.tap_save(3, str(tmp_path / "tap.pt"))
+    assert torch.equal(torch.load(tmp_path / "tap.pt")[-1], stream)

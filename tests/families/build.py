@@ -27,7 +27,7 @@ import tiny
 from families.checkpoints import CHECKPOINTS
 from families.table import EXPERTS, FAMILIES, HIDDEN, Family
 
-WRITES = re.compile(r"(o_proj|down_proj|out_proj|output_linear|\bdense|w2|fc2)(\.weight)?$")
+WRITES = re.compile(r"(o_proj|o_b_proj|down_proj|out_proj|output_linear|\bdense|w2|fc2)(\.weight)?$")
 ROUTER = re.compile(r"(gate|router|router\.layer|router\.proj)\.weight$")
 READS = re.compile(r"(gate_proj|up_proj|gate_up_proj|input_linear|w1|w3)(\.weight)?$")
 IMAGE_TOKENS = [f"<|{name}|>" for name in ("image_pad", "video_pad", "vision_start", "vision_end", "media_pad")]

@@ -2,7 +2,7 @@
 
 An import of vLLM takes half a minute of a small machine. Each line of standard input is a JSON list: the log, the
 script and its arguments. Each line of standard output is the process id of the fork that runs it, then, when it has
-ended, that id with its exit status. A fork is its own process group.
+ended, that id with its exit status. A fork is its own process group. What imports print goes to standard error.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import runpy
 import sys
 import threading
 import traceback
+
+ANSWERS = os.dup(1)
+"""Standard output as this process was given it."""
 
 
 def child(log: str, script: str, arguments: list[str]) -> int:
@@ -35,7 +38,7 @@ def child(log: str, script: str, arguments: list[str]) -> int:
 
 
 def say(*words: int) -> None:
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+    os.write(ANSWERS, (" ".join(map(str, words)) + "\n").encode())
 
 
 def wait(pid: int) -> None:
@@ -44,6 +47,7 @@ def wait(pid: int) -> None:
 
 
 def main() -> None:
+    os.dup2(2, 1)  # vLLM logs to standard output
     for name in sys.argv[1:]:
         if name == "eagle3compat":
             importlib.import_module(name).apply()

@@ -48,6 +48,7 @@ READ: dict[str, tuple[str, str, str]] = {
     "nemotron_h_dense": RAISES,
     "qwen2_5_vl": SAME,
     "qwen3_vl": ("right for text",) * 3,
+    "deepseek_v4": ("no such model", "raises", "raises"),
 }
 
 

@@ -40,7 +40,9 @@ class Family:
     the hub has them, `files` what else vLLM reads of it. `expert_gain` is the scale of what a routed expert writes,
     `embedding` that of token embeddings. `without` says why a family does not run on a device (`cpu`, `cuda`). `tap`
     names the norm that each layer's stream enters, for the reference from vLLM's own forward, and `tap_adds` says
-    whether a residual that it is given is added.
+    whether a residual that it is given is added. `engine` are vLLM's own settings on a GPU, for `additional_config`.
+    `no_float32` says why a family does not run in float32 on a device. With `many_streams` the model carries several
+    residual streams, and a draft gets their mean.
     """
 
     name: str
@@ -59,6 +61,15 @@ class Family:
     without: dict[str, str] = field(default_factory=dict)
     tap: str = "input_layernorm"
     tap_adds: bool = True
+    engine: dict[str, str] = field(default_factory=dict)
+    many_streams: bool = False
+    no_float32: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def image(self) -> list[list[int]]:
+        """A prompt with the token that stands for an image, where the family takes images."""
+        token = self.config.get("image_token_id")
+        return [] if token is None else [[5, 6, token, 7]]
 
     @property
     def full_config(self) -> Config:
@@ -109,6 +120,10 @@ GATED_DELTA: Config = {
     "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
 }
+NO_DELTA_32 = dict.fromkeys(("cpu", "cuda"), "vLLM's own kernels for gated delta nets are for bf16")
+NO_LATENT_32 = {"cuda": "vLLM has no attention backend for latent attention in float32"}
+OWN_DELTA = {"gdn_prefill_backend": "triton"}
+"""vLLM's own kernel for gated delta nets. On Hopper its default is FlashInfer's, which is compiled at first use."""
 MAMBA: Config = {
     "mamba_n_heads": 8,
     "mamba_d_head": 64,
@@ -139,6 +154,8 @@ NEMOTRON: Config = {
     "n_shared_experts": 1,
     "layer_norm_epsilon": 1e-5,
 }
+NEMOTRON_NAMES = {"backbone.embedding.": "backbone.embeddings."}
+"""As transformers 5.12 saves it, and as it and all others read it."""
 KIMI_IMAGES: Config = {
     "in_patch_limit": 1024,
     "patch_size": 14,
@@ -293,19 +310,21 @@ LATENT = [
         "deepseek_v2", "DeepSeek-V2", "deepseek_v2", "DeepseekV2ForCausalLM",
         {**DEEPSEEK, "topk_method": "group_limited_greedy", "scoring_func": "softmax", "rope_scaling": YARN,
          "norm_topk_prob": False, "routed_scaling_factor": 1.0},
+        no_float32=NO_LATENT_32,
     ),
     Family("deepseek_v3", "DeepSeek-V3", "deepseek_v3", "DeepseekV3ForCausalLM", {**V3, "rope_scaling": YARN},
-           expert_gain=0.4),
+           expert_gain=0.4, no_float32=NO_LATENT_32),
     Family(
         "mistral_large_3", "Mistral Large 3", "deepseek_v3", "DeepseekV3ForCausalLM",
         {**V3, "rope_scaling": YARN, "llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.5}},
-        expert_gain=0.4,
+        expert_gain=0.4, no_float32=NO_LATENT_32,
     ),
     Family(
         "deepseek_v32", "DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM",
         {**V3, "rope_scaling": YARN, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64,
          "num_attention_heads": 64, "num_key_value_heads": 64},
         expert_gain=0.4, without={"cpu": "vLLM's CPU build has no sparse latent attention"},
+        no_float32=NO_LATENT_32,
     ),
     Family(
         "kimi_k25", "Kimi-K2.5", "kimi_k25", "KimiK25ForConditionalGeneration",
@@ -316,7 +335,7 @@ LATENT = [
             "tie_word_embeddings": False,
         },
         text={**V3, "rope_scaling": YARN, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]},
-        transformers_class="Kimi_K25ForConditionalGeneration", expert_gain=0.4,
+        transformers_class="Kimi_K25ForConditionalGeneration", expert_gain=0.4, no_float32=NO_LATENT_32,
         renamed={
             "language_model.model.blocks.": "language_model.model.layers.", "model.mm_projector.": "mm_projector.",
             "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
@@ -331,7 +350,7 @@ HYBRIDS = [
         "qwen3_next", "Qwen3-Next", "qwen3_next", "Qwen3NextForCausalLM",
         {**MOE, **GATED_DELTA, "shared_expert_intermediate_size": 128, "head_dim": 128,
          "partial_rotary_factor": 0.25},
-        without={"cpu": "vLLM's CPU build has no gated delta net kernels"},
+        engine=OWN_DELTA, no_float32=NO_DELTA_32,
     ),
     Family(
         "qwen3_5", "Qwen3.5", "qwen3_5", "Qwen3_5ForConditionalGeneration",
@@ -340,7 +359,7 @@ HYBRIDS = [
         text={**GATED_DELTA, "head_dim": 128, "rope_parameters": {
             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [6, 5, 5],
             "mrope_interleaved": True}}, files=qwen_files("Qwen3VLProcessor", 16, "Qwen3VLVideoProcessor"),
-        without={"cpu": "vLLM's CPU build has no gated delta net kernels"},
+        without=NO_VISION, engine=OWN_DELTA, no_float32=NO_DELTA_32,
     ),
     Family(
         "kimi_linear", "Kimi-Linear", "kimi_linear", "KimiLinearForCausalLM",
@@ -357,6 +376,8 @@ HYBRIDS = [
             },
         },
         drop=("head_dim",), expert_gain=0.4, without={"cpu": "vLLM's CPU build has no delta attention kernels"},
+        renamed={"model.layers.0.block_sparse_moe.": "model.layers.0.mlp."},  # the dense layer, as on the hub
+        no_float32=NO_LATENT_32,
     ),
     Family(
         "granitemoehybrid", "Granite 4 hybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM",
@@ -370,13 +391,13 @@ HYBRIDS = [
     Family(
         "nemotron_h", "Nemotron-H", "nemotron_h", "NemotronHForCausalLM",
         {**NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "mamba", "mlp", "moe"]},
-        drop=("num_hidden_layers",), tap="norm",
+        drop=("num_hidden_layers",), tap="norm", renamed=NEMOTRON_NAMES,
         without={"cpu": "vLLM's CPU build has no mixtures without a gate"},
     ),
     Family(
         "nemotron_h_dense", "Nemotron-H without mixtures", "nemotron_h", "NemotronHForCausalLM",
         {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention", "mamba", "attention", "mlp"]},
-        drop=("num_hidden_layers",), tap="norm",
+        drop=("num_hidden_layers",), tap="norm", renamed=NEMOTRON_NAMES,
     ),
 ]  # fmt: skip
 
@@ -397,4 +418,25 @@ MULTIMODAL = [
     ),
 ]  # fmt: skip
 
-FAMILIES = {family.name: family for family in (*DENSE, *MIXTURES, *LATENT, *HYBRIDS, *MULTIMODAL)}
+MANY_STREAMS = [
+    Family(
+        "deepseek_v4", "DeepSeek-V4", "deepseek_v4", "DeepseekV4ForCausalLM",
+        {
+            "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
+            "q_lora_rank": 128, "o_groups": 2, "o_lora_rank": 64, "sliding_window": 128,
+            "compress_ratios": [0] * LAYERS, "compress_rope_theta": 10000.0, "rope_theta": 10000.0,
+            "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
+            "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "num_hash_layers": 0,
+            "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 128,
+            "norm_topk_prob": True, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "swiglu_limit": 10.0,
+            "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,
+        },
+        drop=("intermediate_size",), many_streams=True, without={"cuda": "vLLM's class for GPUs needs tilelang"},
+        renamed={
+            "model.hc_head.hc_": "model.hc_head_",
+            **{f"model.layers.{k}.attn.norm.": f"model.layers.{k}.attn.kv_norm." for k in range(LAYERS)},
+        },
+    ),
+]  # fmt: skip
+
+FAMILIES = {family.name: family for family in (*DENSE, *MIXTURES, *LATENT, *HYBRIDS, *MULTIMODAL, *MANY_STREAMS)}

@@ -29,7 +29,7 @@ def main() -> None:
     llm = LLM(
         str(folder / "model"), dtype=dtype, enforce_eager=True, max_model_len=512, gpu_memory_utilization=0.06,
         max_num_seqs=4, worker_extension_cls=EXTENSION, enable_prefix_caching=False, seed=0,
-        **memory,
+        additional_config=dict(family.engine), **memory,
     )  # fmt: skip
     if not all(llm.collective_rpc("tap_install", args=(family.tap, family.tap_adds))):
         sys.exit(f"the layers of {family.name} have no {family.tap}, or there is no final norm")

@@ -161,6 +161,22 @@ class Session:
 
         torch.cuda.mem_get_info = lambda *_: (gib * 2**30, gib * 2**30)
 
+    def register_deferring(self) -> None:
+        """Give vLLM the class of deferring.py, in this process and in workers that are forked from it."""
+        import deferring
+
+        deferring.register()
+
+    def without_sums(self) -> None:
+        """From now on the workers' recorders know of no other ranks, as at a tensor-parallel size of 1."""
+        from eagle3compat.capture import extension
+
+        class Alone(extension.Recorder):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **{**kwargs, "reduce": None, "agree": None})
+
+        extension.Recorder = Alone  # type: ignore[misc]
+
     def transport(self, choice: str) -> None:
         """Have states come this way from now on."""
         self.generator.executor.transport.choice = choice
@@ -206,7 +222,11 @@ def edited(generator: Any, edit: dict[str, Any], start_method: str) -> Any:
             config = super()._create_vllm_config(*args, **kwargs)
             for name, value in edit.items():
                 part, _, attribute = name.partition(".")
-                setattr(getattr(config, part), attribute, value)
+                target = getattr(config, part)
+                if isinstance(target, dict):
+                    target[attribute] = value
+                else:
+                    setattr(target, attribute, value)
             if start_method:
                 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = start_method
             return config

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PROMPTS, Session, run_session
+from conftest import PROMPTS, Session, once, run_session
 
 pytestmark = pytest.mark.real
 
@@ -15,6 +17,8 @@ LAYERS = [1, 3, 5]
 TOLERANCE = 1e-4
 CONTROL = 0.2
 
+ARCHITECTURE = "DeferringForCausalLM"
+"""Of deferring.py, which needs vLLM."""
 SPAWNED, FORKED = ("0.16.0", "0.3.0"), ("0.32.0", "0.4.0.1")
 Comparison = Callable[[str, Path, Path, list[int]], dict[str, Any]]
 References = Callable[[str, str], Path]
@@ -49,6 +53,24 @@ def two_ranks(shared: Path, models: dict[str, Path]) -> Session:
     for family in ("llama", "deepseek_v3"):
         plan += extraction(family, models[family], tensor_parallel_size=2)
     return run_session(shared, "two ranks", FORKED, plan, VLLM_CPU_OMP_THREADS_BIND="0|1")
+
+
+@pytest.fixture
+def deferred(shared: Path, models: dict[str, Path]) -> Session:
+    """A model that leaves each layer's sum over the ranks to the norm after it, with and without that sum."""
+
+    def make(target: Path) -> None:
+        shutil.copytree(models["llama"], target)
+        config = json.loads((target / "config.json").read_text())
+        (target / "config.json").write_text(json.dumps({**config, "architectures": [ARCHITECTURE]}))
+
+    model = once(shared, "deferring", make)
+    plan = [{"name": "apply", "do": "apply"}, {"name": "register", "do": "register_deferring"}]
+    plan += extraction("two ranks", model, tensor_parallel_size=2, start_method="fork")
+    plan += extraction("one rank", model, start_method="fork")
+    plan.append({"name": "without sums", "do": "without_sums"})
+    plan += extraction("unsummed", model, tensor_parallel_size=2, start_method="fork")
+    return run_session(shared, "deferred", FORKED, plan, VLLM_CPU_OMP_THREADS_BIND="0|1")
 
 
 @pytest.fixture
@@ -96,6 +118,27 @@ def test_two_ranks_return_whole_states_once(
     figures = comparison(f"ranks-{family}", two_ranks.folder / f"{family}.pt", references(family, "mixed"), LAYERS)
     assert figures["max"] < TOLERANCE
     assert min(figures["wrong_layer"], figures["shifted_row"]) > CONTROL
+
+
+@pytest.mark.xdist_group("deferred")
+@pytest.mark.parametrize(
+    ("name", "how"), [("two ranks", "all-reduced hidden + residual"), ("one rank", "hidden + residual")]
+)
+def test_a_sum_over_ranks_that_is_left_to_the_next_norm_is_made(
+    deferred: Session, name: str, how: str, references: References, comparison: Comparison
+) -> None:
+    assert {worker["reading"] for worker in deferred.value(f"attest {name}")} == {how}
+    got = deferred.folder / f"{name}.pt"
+    figures = comparison(f"deferred-{name}", got, references("llama", "mixed"), LAYERS)
+    assert figures["max"] < TOLERANCE
+    assert min(figures["wrong_layer"], figures["shifted_row"]) > CONTROL
+
+
+@pytest.mark.xdist_group("deferred")
+def test_the_control_without_the_sum_nothing_is_returned(deferred: Session) -> None:
+    error = deferred.error("unsummed")
+    assert "UnprovenCaptureError" in error["message"]
+    assert "no reading of it equals what enters the final norm" in error["message"]
 
 
 @pytest.mark.xdist_group("faults")

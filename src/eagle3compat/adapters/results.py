@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..adapter import GENERATOR, Adapter
 from ..contract import Exists
 from ..engine.checkpoint import check_folder
+from ..engine.media import check_media
 from ..errors import GeneratorDeadError, InputError, ModelNotFoundError, ResultError
 from ..faults import tell_driver
 from ..ledger import Ledger
@@ -223,8 +224,9 @@ def checked_generate(generate: Any) -> Any:
             )
         prompts = token_lists(token_ids)
         model_config = self.vllm_config.model_config
-        check_prompts(prompts, model_config.get_vocab_size())
         limit = model_config.max_model_len - 1
+        check_prompts(prompts, model_config.get_vocab_size())
+        check_media([prompt[:limit] for prompt in prompts], model_config)
         cut = [index for index, prompt in enumerate(prompts) if len(prompt) > limit]
         if cut and not getattr(self, "_eagle3compat_said_cut", False):
             import logging

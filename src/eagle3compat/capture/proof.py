@@ -20,6 +20,10 @@ from .streams import REMEDY, Reading, Reduce, distance, first_of, flat, readings
 
 Agree = Callable[[list[float]], list[float]]
 """Makes one list of distances out of those of all tensor-parallel ranks, so that all decide alike."""
+Head = Callable[[torch.Tensor], Any]
+"""A model's `compute_logits`: what it makes of `[rows, hidden_size]` that its forward returned."""
+HEAD_ROWS = 4
+"""Rows on which the head is tried: it makes logits for the whole vocabulary."""
 
 
 @dataclass
@@ -95,6 +99,30 @@ class FirstCall:
     def _behind(self, module: torch.nn.Module, _args: Any, output: Any) -> None:
         if module is self.module and self.output is None:
             self.output = first_of(output).clone() if isinstance(first_of(output), torch.Tensor) else output
+
+
+def norm_of_head(
+    head: Head | None, modules: Iterable[torch.nn.Module], returned: torch.Tensor, total: int
+) -> Normed | None:
+    """The final norm of a model that leaves it to its head; None where the head does not begin with one of `modules`.
+
+    The head is run on a few rows of what the forward returned, and the first of `modules` that it calls must be a norm
+    that gets these rows as they are: so what the forward returned is the stream before that norm. Step 3.5 is such a
+    model (vllm/model_executor/models/step3p5.py, `compute_logits`, 0.25.1). All tensor-parallel ranks must call this.
+    """
+    if head is None:
+        return None
+    watch = FirstCall(modules)
+    watch.reset()
+    rows = flat(returned)[: min(total, HEAD_ROWS)]
+    try:
+        head(rows)
+    finally:
+        watch.remove()
+    seen = watch.normed
+    if seen is None or not is_norm(seen.norm) or seen.entered is None or not torch.equal(seen.entered, rows):
+        return None
+    return Normed(seen.norm, first_of(seen.norm(returned.clone())), returned)
 
 
 def is_norm(module: torch.nn.Module) -> bool:

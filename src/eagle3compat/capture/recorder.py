@@ -11,7 +11,7 @@ import torch
 from ..errors import UnprovenCaptureError
 from .decoder import Decoder, find_decoder
 from .manystreams import AuxiliaryStates, has_many_streams
-from .proof import Agree, FirstCall, Normed, decide, is_norm
+from .proof import Agree, FirstCall, Head, Normed, decide, is_norm, norm_of_head
 from .rows import RowReader, Step
 from .scaled import refuse_scaled
 from .store import Piece, Store
@@ -39,6 +39,7 @@ class Recorder:
         self.layer_ids = tuple(layer_ids)
         self.decoder: Decoder = find_decoder(runner.model, num_layers)
         self.model = type(runner.model).__name__
+        self._head: Head | None = getattr(runner.model, "compute_logits", None)
         refuse_scaled(self.model, self.decoder, runner)
         self.rows = RowReader(runner)
         self.store = Store(layer_ids)
@@ -58,7 +59,8 @@ class Recorder:
         self._forward, runner.model.forward = runner.model.forward, self._around_forward
         self._auxiliary: AuxiliaryStates | None = None
         if has_many_streams(self.decoder):
-            self._auxiliary, self._proved = AuxiliaryStates(runner.model, self.model, layer_ids), True
+            self._auxiliary = AuxiliaryStates(runner.model, self.model, layer_ids, reduce, agree)
+            self._proved = True
         else:
             self._install()
 
@@ -166,8 +168,8 @@ class Recorder:
     def _final_norm(self, returned: Any, layer: str, total: int) -> list[Normed]:
         """The final norm, with what the model's forward returned as its result.
 
-        It is the module that was called first after the last layer. Where none was called, because a kernel does its
-        work together with a sum over the ranks, it is one of the base model's norms.
+        It is the module that was called first after the last layer. Where none was called, the model's head calls it
+        (Step 3.5); or a kernel does its work together with a sum over the ranks, and it is one of the base's norms.
         """
         if not isinstance(returned, torch.Tensor):
             raise UnprovenCaptureError(self.model, f"its forward returns {type(returned).__name__}", REMEDY)
@@ -176,9 +178,13 @@ class Recorder:
             if not distance(flat(seen.normed)[:total], flat(returned)[:total]) <= tolerance(returned.dtype):
                 raise UnprovenCaptureError(self.model, "its forward returns something else than its final norm", REMEDY)
             return [seen]
+        in_head = norm_of_head(self._head, self.decoder.after.values(), returned, total)
+        if in_head is not None:
+            return [in_head]
         norms = [Normed(module, returned) for module in self.decoder.after.values() if is_norm(module)]
         if not norms or self._reduce is None:
-            raise UnprovenCaptureError(self.model, f"no final norm was seen after the last {layer}", REMEDY)
+            found = f"no final norm was seen after the last {layer}, nor in its head"
+            raise UnprovenCaptureError(self.model, found, REMEDY)
         return norms
 
     def _around_base(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from ..adapters.request import request
 from ..adapters.results import check_prompts, token_lists
 from ..engine.core import Engine
 from ..engine.landed import Landed
+from ..engine.media import check_media
 from ..engine.transport import Transport, chosen
 from ..errors import InputError, ResultError
 
@@ -50,6 +51,7 @@ class Extractor:
         """A prompt's token ids, `limit` at most. Raises InputError for what cannot be computed."""
         (tokens,) = token_lists([prompt])
         check_prompts([tokens], self.model_config.get_vocab_size())
+        check_media([tokens], self.model_config)
         if len(tokens) > limit:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens, and the longest that fits has {limit} (max_model_len is "

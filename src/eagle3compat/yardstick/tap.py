@@ -49,10 +49,15 @@ class Tap:
         if final is None or None in heads:
             return False
         norms = [*heads, final]
-        worker.tapped = [None] * len(norms)
+        worker.tapped, worker.tapped_last = [None] * len(norms), None
         for index, module in enumerate(norms):
             module.register_forward_pre_hook(self._tap_keep(index, adds))
+        layers[-1].register_forward_hook(self._tap_last)
         return True
+
+    def _tap_last(self, _module: torch.nn.Module, _arguments: Any, output: Any) -> None:
+        worker: Any = self
+        worker.tapped_last = output.clone() if isinstance(output, torch.Tensor) else None
 
     def _tap_keep(self, index: int, adds: bool) -> Any:
         worker: Any = self
@@ -64,10 +69,21 @@ class Tap:
         return keep
 
     def tap_save(self, rows: int, path: str) -> None:
-        """Write what the last forward left."""
+        """Write what the last forward left.
+
+        A final norm in the model's head (Step 3.5) gets the last row alone: the stream is then what the last layer
+        returned, if that is one tensor and its last row is the norm's. Raises RuntimeError otherwise.
+        """
         worker: Any = self
+        streams = [stream.reshape(-1, stream.shape[-1]) for stream in worker.tapped]
+        if len(streams[-1]) < rows:
+            last, row = worker.tapped_last, streams[-1][0]
+            if last is None or not torch.equal(last.reshape(-1, last.shape[-1])[rows - 1], row):
+                got = len(streams[-1])
+                raise RuntimeError(f"of {rows} rows the final norm got {got}, which the last layer did not return")
+            streams[-1] = last.reshape(-1, last.shape[-1])
         if worker.rank == 0:
-            torch.save([stream.reshape(-1, stream.shape[-1])[:rows].cpu() for stream in worker.tapped], path)
+            torch.save([stream[:rows].cpu() for stream in streams], path)
 
 
 def main() -> None:
