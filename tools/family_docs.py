@@ -52,6 +52,20 @@ is refused with an `InputError` that names prompt, token and place, before anyth
 token's own embedding, and the states from there on would be those of a word. Tokens around an image, such as
 `vision_start_token_id`, are words with an image too, and pass. Samples with images are for the server of speculators
 0.5 and later.
+
+## Several residual streams
+
+Of vLLM 0.32.0's models, DeepSeek-V4 and V4.1, GLM-5-Next and Kimi-K3 carry several residual streams and hand out
+states for an EAGLE-3 draft: these are taken, number `k + 1` for layer id `k`. Qwen4-Exp and HY-V4 hand out none, and
+are refused before the load.
+
+## Sums that are left to the next norm
+
+On several tensor-parallel ranks, MiniMax-M3, DeepSeek-V3.2 (the class of its own, which GLM-5 has too) and dots3-note
+leave each layer's sum over the ranks to the norm after it. What such a layer returns is one rank's share; it is summed
+on all ranks before it is filed. None of these classes runs on a CPU. `tests/real/deferring.py` is vLLM's own Llama put
+together as they are, by vLLM's own function for the sum and the norm: on two ranks it equals transformers, and without
+the sum the first batch refuses it (`tests/real/test_processes.py`).
 """
 
 

@@ -94,6 +94,7 @@ def finish_config(family: Family, directory: Path) -> None:
     path = directory / "config.json"
     config = json.loads(path.read_text())
     config["architectures"] = [family.architecture]
+    config = {key: value for key, value in config.items() if key not in family.unsaved}
     if family.text is None:
         config = {**{key: value for key, value in family.config.items() if key not in config}, **config}
     path.write_text(json.dumps(config, indent=2))

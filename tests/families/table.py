@@ -36,12 +36,12 @@ class Family:
     """One family: the transformers class and `model_type` of its configuration, and what differs from SHARED.
 
     `architecture` is what config.json names. `text` is the configuration of the language model where that is a part of
-    it, `drop` what it must not have. `renamed` are beginnings of weight names that transformers saves otherwise than
-    the hub has them, `files` what else vLLM reads of it. `expert_gain` is the scale of what a routed expert writes,
-    `embedding` that of token embeddings. `without` says why a family does not run on a device (`cpu`, `cuda`). `tap`
-    names the norm that each layer's stream enters, for the reference from vLLM's own forward, and `tap_adds` says
-    whether a residual that it is given is added. `engine` are vLLM's own settings on a GPU, for `additional_config`.
-    `no_float32` says why a family does not run in float32 on a device. With `many_streams` the model carries several
+    it, `drop` what it must not have, `unsaved` what the hub's does not have. `renamed` are beginnings of weight names
+    that transformers saves otherwise than the hub has them, `files` what else vLLM reads of it. `expert_gain` is the
+    scale of what a routed expert writes, `embedding` that of token embeddings. `without` says why a family does not run
+    on a device (`cpu`, `cuda`), `no_float32` why it does not in float32. `tap` names the norm that each layer's stream
+    enters, for the reference from vLLM's own forward, and `tap_adds` says whether a residual that it is given is added.
+    `engine` are vLLM's own settings on a GPU, for `additional_config`. With `many_streams` the model carries several
     residual streams, and a draft gets their mean.
     """
 
@@ -54,6 +54,7 @@ class Family:
     drop: tuple[str, ...] = ()
     transformers_class: str = ""
     renamed: dict[str, str] = field(default_factory=dict)
+    unsaved: tuple[str, ...] = ()
     files: dict[str, Config] = field(default_factory=dict)
     model_impl: str = "auto"
     expert_gain: float = 1.2
@@ -432,6 +433,7 @@ MANY_STREAMS = [
             "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,
         },
         drop=("intermediate_size",), many_streams=True, without={"cuda": "vLLM's class for GPUs needs tilelang"},
+        unsaved=("layer_types", "mlp_layer_types"),
         renamed={
             "model.hc_head.hc_": "model.hc_head_",
             **{f"model.layers.{k}.attn.norm.": f"model.layers.{k}.attn.kv_norm." for k in range(LAYERS)},

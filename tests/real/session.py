@@ -167,15 +167,19 @@ class Session:
 
         deferring.register()
 
+    def without_media_check(self) -> None:
+        """From now on prompts with tokens that stand for images are taken."""
+        from eagle3compat.adapters import results
+
+        results.check_media = lambda prompts, model_config: None
+
     def without_sums(self) -> None:
-        """From now on the workers' recorders know of no other ranks, as at a tensor-parallel size of 1."""
-        from eagle3compat.capture import extension
+        """From now on recorders in forked workers know of no other ranks, as at a tensor-parallel size of 1."""
+        from eagle3compat.capture.recorder import Recorder
 
-        class Alone(extension.Recorder):
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                super().__init__(*args, **{**kwargs, "reduce": None, "agree": None})
-
-        extension.Recorder = Alone  # type: ignore[misc]
+        made = Recorder.__init__
+        alone = {"reduce": None, "agree": None}
+        Recorder.__init__ = lambda self, *args, **kwargs: made(self, *args, **{**kwargs, **alone})  # type: ignore[method-assign]
 
     def transport(self, choice: str) -> None:
         """Have states come this way from now on."""

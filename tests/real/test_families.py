@@ -23,6 +23,8 @@ KINDS = {
     "nemotron_h_dense": "hidden + residual",  # layers of three classes, and a final norm of another name
     "transformers": "hidden",  # transformers' own model inside vLLM, with a batch dimension
 }
+MULTIMODAL, IMAGE = "kimi_k25", [[5, 6, 644, 7, 9, 10]]
+"""A family that takes images, on a CPU build as well, and a prompt with the token that stands for one."""
 LAYERS = list(range(6))
 BUDGET = 128
 PROMPTS = [*prompts_of(5, 4, 1, 60), *prompts_of(6, 1, 250, 300)]
@@ -42,6 +44,9 @@ def families(shared: Path) -> Path:
         script = str(ROOT / "tests/families/reference.py")
         command = [python_of(*PAIR), script, ",".join(KINDS), str(target), str(target / "prompts.json")]
         execute(command, shared / "families.log", settings())
+        (target / "image.json").write_text(json.dumps(IMAGE))
+        command = [python_of(*PAIR), script, MULTIMODAL, str(target), str(target / "image.json")]
+        execute(command, shared / "families-image.log", settings())
 
     return once(shared, "families", make)
 
@@ -68,6 +73,23 @@ def session(shared: Path, families: Path) -> Session:
     return run_session(shared, "session-families", PAIR, plan)
 
 
+@pytest.fixture
+def image(shared: Path, families: Path) -> Session:
+    """A prompt with an image's token, with the check and then without."""
+    load = {"model_path": str(families / MULTIMODAL / "model"), "layer_ids": LAYERS, "dtype": "float32"}
+    plan: list[dict[str, Any]] = [
+        {"name": "apply", "do": "apply"},
+        {"name": "imports", "do": "imports"},
+        {"name": "load", "do": "load", "with": {**load, "max_model_len": 512}},
+        {"name": "refused", "do": "generate", "with": {"prompts": IMAGE}},
+        {"name": "text", "do": "generate", "with": {"prompts": [[5, 6, 7]]}},
+        {"name": "without", "do": "without_media_check"},
+        {"name": "taken", "do": "generate", "with": {"prompts": IMAGE, "save": "taken"}},
+        {"name": "close", "do": "close"},
+    ]
+    return run_session(shared, "session-image", PAIR, plan)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_every_layer_equals_transformers(
     session: Session, families: Path, name: str, comparison: Callable[[str, Path, Path, list[int]], dict[str, Any]]
@@ -84,3 +106,18 @@ def test_how_each_is_read(session: Session, name: str) -> None:
     (worker,) = session.value(f"attest {name}")
     assert worker["reading"] == KINDS[name]
     assert worker["tokens_checked"]
+
+
+def test_a_prompt_with_an_image_s_token_is_refused_and_the_next_call_works(image: Session) -> None:
+    error = image.error("refused")
+    assert error["error"] == "InputError"
+    assert "prompt 0 holds token id 644 at position 2, which is" in error["message"]
+    assert image.value("text")["shapes"] == [[[3, 256]] * len(LAYERS)]
+
+
+def test_the_control_vllm_takes_an_image_s_token_for_a_word(
+    image: Session, families: Path, comparison: Callable[[str, Path, Path, list[int]], dict[str, Any]]
+) -> None:
+    assert image.value("taken")["shapes"] == [[[len(IMAGE[0]), 256]] * len(LAYERS)]
+    figures = comparison("image", image.folder / "taken.pt", families / MULTIMODAL / "want.pt", LAYERS)
+    assert figures["max"] < TOLERANCE, figures

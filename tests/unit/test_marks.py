@@ -39,6 +39,8 @@ def config(model_class: type = Plain, text: dict[str, Any] | None = None, **more
         (config(runner_type="pooling"), "pooling model"),
         (config(text={"hc_mult": 4}), "its class Plain does not say which of them a draft model gets"),
         (config(text={"attn_res_block_size": 2}), "several residual streams"),
+        (config(text={"hc_mult": 4, "enable_ihc": True}), "several residual streams"),
+        (config(text={"hc_mult": 4, "use_fused_mhc": False}), "several residual streams"),
     ],
 )
 def test_what_cannot_be_captured_is_refused_by_name_with_a_way_out(model: Any, says: str) -> None:
@@ -55,6 +57,7 @@ def test_what_cannot_be_captured_is_refused_by_name_with_a_way_out(model: Any, s
         config(text={"hc_mult": None, "attn_res_block_size": 0, "hidden_size": 8}),
         config(Handing, {"hc_mult": 4}),
         config(text={"hc_mult": 4}, registry=None),
+        config(text={"hc_mult": 4, "enable_ihc": False}),
         SimpleNamespace(),
     ],
 )

@@ -12,6 +12,8 @@ SETTER = "set_aux_hidden_state_layers"
 """What a vLLM model has that can hand out hidden states to an EAGLE-3 draft."""
 MARK = re.compile(r"(^|_)m?hc(_|$)|hyper_?connection|attn_res(_|$)")
 """Names that models with several residual streams give to the parts and settings of their streams."""
+SWITCH = re.compile(r"^(enable|use)_(i?hc|hyper_?connections?|attn_res)$")
+"""Names of settings without which such a model has one stream, whatever else its configuration says (HY-V4)."""
 
 SERVER = "Nothing was loaded. Use speculators' server path (0.5 or later)"
 
@@ -40,8 +42,9 @@ def refuse_before_load(model_config: Any) -> None:
         raise UnprovenCaptureError(
             name, f"vLLM runs it as a {runner} model, which generates no text", "Nothing was loaded. Check the model."
         )
-    text = getattr(model_config, "hf_text_config", None)
-    if marked(getattr(text, "__dict__", {})):
+    names = getattr(getattr(model_config, "hf_text_config", None), "__dict__", {})
+    off = any(SWITCH.search(name) and value is False for name, value in names.items())
+    if marked(names) and not off:
         model_class = class_of(model_config)
         if model_class is not None and not hasattr(model_class, SETTER):
             raise UnprovenCaptureError(
