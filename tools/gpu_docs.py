@@ -30,7 +30,10 @@ The stock generator, adapted, extracts layers 0, 2, 4 and 5 from 12 prompts of 1
 tensor-parallel sizes, and is compared with transformers in float32. *error* is the largest difference of any value,
 as a part of its layer's largest value; six layers of rounding to 8 bits beside float32 make 0.1 the limit. *mistake*
 is the least that another layer or the next row would differ by. Every rank attests that the library is in it; rank 0
-captures. """ FAULTS = """\ ## Memory and faults
+captures.
+"""
+FAULTS = """\
+## Memory and faults
 
 vLLM {vllm}, speculators {speculators}, one GPU, Llama.
 
