@@ -128,7 +128,8 @@ def test_a_model_that_overflows_is_told_from_one_whose_weights_are_damaged() -> 
     model = model_of(Pair)
     model.model.layers[2].update = lambda stream: stream / (stream - stream)
     runner, _recorder = recording(model)
-    with pytest.raises(UnprovenCaptureError, match=r"first in what decoder layer 2 .*weights are finite.*another dtype"):
+    says = r"first in what decoder layer 2 .*weights are finite.*another dtype"
+    with pytest.raises(UnprovenCaptureError, match=says):
         runner.execute_model(step(whole()))
 
 

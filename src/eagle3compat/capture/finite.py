@@ -15,8 +15,8 @@ from .streams import first_of, flat
 
 DAMAGED = "Nothing was returned. Fetch the checkpoint again, or report it to who made it."
 OVERFLOW = (
-    "Nothing was returned. Its weights are finite, so it overflows or divides by zero: try another dtype (bfloat16 holds "
-    "what float16 cannot; stock takes it from config.json), or look at the prompts of this batch."
+    "Nothing was returned. Its weights are finite, so it overflows or divides by zero: try another dtype (stock takes "
+    "it from config.json; bfloat16 holds what float16 cannot), or look at the prompts of this batch."
 )
 
 
