@@ -35,8 +35,13 @@ REMEDIES = (
     ("Device string must not be empty", "The installed vLLM is built for another device than this machine has."),
     ("MLA is not supported on CPU", "Set VLLM_MLA_DISABLE=1: the CPU build runs DeepSeek models without MLA."),
     ("Unsupported CPU attention configuration", "This vLLM has no kernel for that head size and dtype on this CPU."),
+    ("preprocessor_config.json", "Its image processor is not in the folder: fetch preprocessor_config.json as well."),
+    ("No module named 'torchvision'", "Vision models need torchvision, in the build that belongs to this torch."),
     ("No module named", "The model's code needs that package: install it."),
 )
+ELSEWHERE = "check the logs"
+"""In what vLLM raises where a process of its own has met, and logged, the error that matters."""
+LOGGED = re.compile(r"\b(?:\w+\.)*(\w+(?:Error|Exception)): *\S.*$", re.M)
 GENERAL = "The cause is in the log; `eagle3compat doctor` shows what is installed."
 
 
@@ -241,7 +246,7 @@ def _run(
 def _problems(code: int | None, steps: Sequence[dict[str, Any]], late: float | None, log: Path) -> list[Problem]:
     failed = next((step for step in steps if step["state"] == "failed"), None)
     if failed is not None:
-        return [_problem(failed)]
+        return [_problem(failed, log)]
     if late is not None:
         return [Problem("time", f"it had not ended after {late:.0f} s", "See the log, or raise --timeout.")]
     if code != 0:
@@ -250,15 +255,25 @@ def _problems(code: int | None, steps: Sequence[dict[str, Any]], late: float | N
     return []
 
 
-def _problem(failed: dict[str, Any]) -> Problem:
-    """A step's exception without its traceback, which the log has; one without words is told by where it ended."""
+def _logged(log: str, raised: str) -> str:
+    """The last error in a log that is not of the type of what was raised in the end; empty where there is none."""
+    found = [match.group() for match in LOGGED.finditer(log) if match.group(1) != raised]
+    return found[-1] if found else ""
+
+
+def _problem(failed: dict[str, Any], log: Path) -> Problem:
+    """A step's exception without its traceback, which the log has; one without words is told by where it ended, and
+    one that points to the log by the error in it."""
+    cause = _logged(log.read_text(errors="replace"), failed["type"]) if ELSEWHERE in failed["message"] else ""
     said, _, trace = failed["message"].partition("\n\nTraceback of ")
     frames = re.findall(r'^  File "([^"]+)", line (\d+), in .*\n    (.*)$', trace or failed["traceback"], re.M)
     said = said.replace("in the traceback below", "in the traceback in the log")
     file, line, code = frames[-1] if frames else ("", "", "")
     if not said.strip() or "carries no message" in said:
         said = f"{said.strip() or '(no message)'} It ended at {file}:{line}: {code}"
-    remedy = next((advice for words, advice in REMEDIES if words in failed["traceback"]), "")
+    if cause:
+        said = f"{said.strip()} In the log: {cause}"
+    remedy = next((advice for words, advice in REMEDIES if words in f"{cause} {failed['traceback']}"), "")
     if not remedy and "cpu" in Path(file).name:
         remedy = "That is a limit of vLLM's CPU build. Rehearse on the accelerator."
     elif not remedy and not said.startswith("eagle3compat:"):
