@@ -16,8 +16,9 @@ from .streams import first_of, flat
 DAMAGED = "Nothing was returned. Fetch the checkpoint again, or report it to who made it."
 OVERFLOW = (
     "Nothing was returned. No weight that can be seen in this worker holds such values (vLLM's kernels may keep theirs "
-    "in a form of their own), so it overflows, or the checkpoint is damaged in that layer: try another dtype (stock takes "
-    "it from config.json; bfloat16 holds what float16 cannot), fetch the layer's file again, or look at these prompts."
+    "in a form of their own), so it overflows, or the checkpoint is damaged in that layer: try another dtype (stock "
+    "takes it from config.json; bfloat16 holds what float16 cannot), fetch the layer's file again, or look at these "
+    "prompts."
 )
 
 
