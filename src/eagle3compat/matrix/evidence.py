@@ -4,6 +4,9 @@ Levels: `static` (every adapter has what it relies on, as source says) < `import
 < `apply` (every adapter is healthy with everything imported) < `run` (the stock generator extracted in vLLM's own
 workers) < `parity` (every tensor equals that of transformers, and a wrong layer and a shifted row do not). A level is
 reached only where the one below it is.
+
+The digest is no signature: who edits evidence can seal it again. So what it says is held against what else it says: its
+level against its figures, its pair against the packages that it ran with, its place against both.
 """
 
 from __future__ import annotations
