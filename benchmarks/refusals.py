@@ -2,6 +2,7 @@
 
     python benchmarks/refusals.py                # in an environment with vLLM 0.32.0 and speculators 0.4.0.1
     python benchmarks/refusals.py --here         # in this interpreter, which has vLLM and speculators
+    python benchmarks/refusals.py --here --missing   # only what the figures leave out, on a machine that can show it
     python benchmarks/refusals.py --page [--check]   # write the table of docs/before-the-load.md, or compare it
 
 Every kind has a process of its own, so that none finds imports or caches that another has made: `imports` is what comes
@@ -184,41 +185,50 @@ def one(number: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def measure(python: str) -> dict[str, Any]:
-    """Every kind that this machine can show. Raises SystemExit for an error that is not the expected one."""
+def measure(python: str, earlier: dict[str, Any] | None) -> dict[str, Any]:
+    """Every kind that this machine can show, or of them those that `earlier` figures leave out, added to these.
+
+    Raises SystemExit for an error that is not the expected one.
+    """
     found: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     facts = json.loads(_run([python, __file__, "--facts"], {}).stdout.splitlines()[-1])
     with tempfile.TemporaryDirectory(prefix="refusals-") as place:
         _run([python, __file__, "--tokenizer", f"{place}/tokenizer"], {})
-        _each(python, Path(place), facts, found, left_out)
+        for number, kind in enumerate(KINDS):
+            if earlier is None or kind.what in earlier["left_out"]:
+                _one(python, Path(place), number, facts, found, left_out)
+    if earlier is not None:
+        machine = f"vLLM {facts['packages']['vllm']}, {facts['accelerators']} accelerators"
+        return {**earlier, "kinds": [*earlier["kinds"], *({**kind, "on": machine} for kind in found)],
+                "left_out": left_out}
     return {**facts, "date": datetime.date.today().isoformat(), "kinds": found, "left_out": left_out}
 
 
-def _each(
-    python: str, place: Path, facts: dict[str, Any], found: list[dict[str, Any]], left_out: dict[str, str]
+def _one(
+    python: str, place: Path, number: int, facts: dict[str, Any], found: list[dict[str, Any]], left_out: dict[str, str]
 ) -> None:
-    for number, kind in enumerate(KINDS):
-        if kind.accelerators and not facts["accelerators"]:
-            left_out[kind.what] = "this machine has no accelerator"
-            continue
-        if kind.prefix and _run([*kind.prefix, "true"], {}).returncode:
-            left_out[kind.what] = "this user may not mount"
-            continue
-        folder = place / "model"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(place / "tokenizer", folder)
-        shutil.copyfile(CONFIG, folder / "config.json")
-        weights(folder, 438)
-        kind.change(folder)
-        done = _run([*kind.prefix, python, __file__, "--one", str(number), str(folder)], kind.variables)
-        if done.returncode:
-            raise SystemExit(f"{kind.what}: {done.stderr[-3000:]}")
-        figures = json.loads(done.stdout.splitlines()[-1])
-        print(f"{kind.what}: {figures['error']} after {figures['seconds']} s ({figures['imports']} s of imports)")
-        if kind.says not in figures["said"] or figures["workers"]:
-            raise SystemExit(f"that is not what was expected: {figures}")
-        found.append(figures)
+    kind, folder = KINDS[number], place / "model"
+    if kind.accelerators and not facts["accelerators"]:
+        left_out[kind.what] = "this machine has no accelerator"
+        return
+    if kind.prefix and _run([*kind.prefix, "true"], {}).returncode:
+        left_out[kind.what] = "this user may not mount"
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(place / "tokenizer", folder)
+    shutil.copyfile(CONFIG, folder / "config.json")
+    weights(folder, 438)
+    kind.change(folder)
+    done = _run([*kind.prefix, python, __file__, "--one", str(number), str(folder)], kind.variables)
+    if done.returncode:
+        raise SystemExit(f"{kind.what}: {done.stderr[-3000:]}")
+    figures = json.loads(done.stdout.splitlines()[-1])
+    took = f"after {figures['seconds']} s ({figures['imports']} s of imports)"
+    print(f"{kind.what}: {figures['error']} {took}", flush=True)
+    if kind.says not in figures["said"] or figures["workers"]:
+        raise SystemExit(f"that is not what was expected: {figures}")
+    found.append({**figures, "said": figures["said"].replace(str(folder), "MODEL")})
 
 
 def _run(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -240,7 +250,8 @@ def block(figures: dict[str, Any]) -> str:
     """The table of the page."""
     lines = ["| what | error | from the call to the error |", "|---|---|---|"]
     for kind in figures["kinds"]:
-        lines.append(f"| {kind['what']} | `{kind['error']}` | {kind['seconds']:.2f} s |")
+        where = f" ({kind['on']})" if "on" in kind else ""
+        lines.append(f"| {kind['what']}{where} | `{kind['error']}` | {kind['seconds']:.2f} s |")
     lines += [f"| {what} | | not measured: {why} |" for what, why in figures["left_out"].items()]
     imports = sorted(kind["imports"] for kind in figures["kinds"])
     versions, cores = figures["packages"], figures["cores"]
@@ -271,6 +282,7 @@ def page(check: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="How soon a run that cannot work is refused.")
     parser.add_argument("--here", action="store_true", help="in this interpreter, which has vLLM and speculators")
+    parser.add_argument("--missing", action="store_true", help="only what the figures leave out, added to them")
     parser.add_argument("--page", action="store_true", help="write the table of the page from the figures")
     parser.add_argument("--check", action="store_true", help="with --page: write nothing; exit 1 where it differs")
     parser.add_argument("--facts", action="store_true", help=argparse.SUPPRESS)
@@ -288,7 +300,8 @@ def main() -> int:
         return 0
     from workload import interpreter
 
-    figures = measure(interpreter(PAIR, options.here))
+    earlier = json.loads(FIGURES.read_text("utf-8")) if options.missing else None
+    figures = measure(interpreter(PAIR, options.here), earlier)
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return page(check=False)
 
