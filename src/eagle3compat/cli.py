@@ -120,7 +120,7 @@ def _rehearse(parsed: argparse.Namespace) -> int:
         print_json(verdict.as_dict())
     else:
         show(verdict)
-    return HEALTHY if verdict.works else UNHEALTHY
+    return HEALTHY if verdict.works else USAGE if verdict.untried else UNHEALTHY
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
