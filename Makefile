@@ -12,7 +12,7 @@ STAMP := .venv/.complete
 # vLLM and speculators, on each of which the real tests run.
 PAIRS := 0.11.0/0.3.0 0.11.0/0.4.0.1 0.16.0/0.3.0 0.16.0/0.4.0.1 0.32.0/0.3.0 0.32.0/0.4.0.1
 
-.PHONY: help venv demo test lint unit environments real families docs docs-check surfaces matrix release-check bench bench-gpu clean
+.PHONY: help venv demo test lint unit environments real families docs docs-check surfaces matrix release-check bench bench-refusals bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -60,6 +60,7 @@ docs-check: $(STAMP)  ## the generated pages are what they are made from
 	$(BIN)/eagle3compat matrix check
 	$(BIN)/python tools/matrix_docs.py --check
 	$(BIN)/python tools/performance_chart.py --check
+	$(BIN)/python benchmarks/refusals.py --page --check
 
 surfaces: $(STAMP)  ## make tests/surfaces anew from the package index, after a vLLM release or a change of clauses
 	$(BIN)/python tools/surface_record.py
@@ -81,6 +82,9 @@ bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
 	@$(BIN)/python benchmarks/extraction.py
 	@$(BIN)/python benchmarks/growth.py
 	@$(BIN)/python benchmarks/against.py
+
+bench-refusals: $(STAMP)  ## how soon a run that cannot work is refused, kind by kind, and the table of that in the docs
+	@$(BIN)/python benchmarks/refusals.py
 
 bench-gpu:  ## extraction against plain prefill on this machine's accelerator: PYTHON=one that has vLLM and speculators
 	@$(PYTHON) benchmarks/extraction.py --here --shape qwen3-8b

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import environments  # type: ignore[import-not-found]
-from eagle3compat.matrix.record import release
+from eagle3compat.matrix.evidence import release
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIDENCE = ROOT / "evidence" / "matrix"

@@ -120,18 +120,19 @@ def _rehearse(parsed: argparse.Namespace) -> int:
         print_json(verdict.as_dict())
     else:
         show(verdict)
-    return HEALTHY if verdict.works else UNHEALTHY
+    return HEALTHY if verdict.works else USAGE if verdict.untried else UNHEALTHY
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
     from .doctor import examine
     from .screen import show
-    from .terminal import print_json
+    from .terminal import print_json, progress
 
     layer_ids = _layer_ids(parsed.layer_ids) or ()
     if min(layer_ids, default=0) < 0:
         raise InputError(f"layer id {min(layer_ids)} is negative. Layer ids count decoder layers from 0.")
-    checkup = examine(parsed.deep, layer_ids, parsed.server_python, parsed.hidden_states_path)
+    with progress("doctor") as say:
+        checkup = examine(parsed.deep, layer_ids, parsed.server_python, parsed.hidden_states_path, say)
     if parsed.json:
         print_json(checkup.as_dict())
     else:

@@ -12,6 +12,8 @@ import sys
 import time
 from typing import Any
 
+from .steps import ask
+
 TIMEOUT = 600
 MARK = "eagle3compat-deep:"
 
@@ -20,10 +22,8 @@ def look() -> dict[str, Any]:
     """Ask a child; what it found, or `error`."""
     started = time.monotonic()
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "eagle3compat.deep"], capture_output=True, text=True, timeout=TIMEOUT, check=False,
-            env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}, stdin=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-m", "eagle3compat.deep"]
+        done = ask(command, TIMEOUT, {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"})
     except subprocess.TimeoutExpired:
         return {"error": f"nothing was found out within {TIMEOUT} s"}
     line = next((line for line in done.stdout.splitlines() if line.startswith(MARK)), None)

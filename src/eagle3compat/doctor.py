@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from .detect import Installed
 from .errors import InputError
 from .hardware import Accelerator, accelerators, shared_memory
 from .report import Report
-from .serverpath.elsewhere import ServerVllm, locate, path_problems
+from .serverpath.elsewhere import SECONDS, ServerVllm, locate, path_problems
 from .serverpath.facts import client_facts, server_facts
 from .serverpath.verdict import ServerVerdict, judge
 from .traps import notes
@@ -104,11 +104,13 @@ def absent() -> list[str]:
 
 
 def examine(
-    deep: bool = False, layer_ids: Sequence[int] = (), server_python: str = "", hidden_states_path: str = ""
+    deep: bool = False, layer_ids: Sequence[int] = (), server_python: str = "", hidden_states_path: str = "",
+    progress: Callable[[str], None] = lambda said: None,
 ) -> Checkup:
     """Look at this environment; `layer_ids` are those of a draft model to be served.
 
     `deep` imports vLLM and stock in a process of its own and looks at what is in place there, in some seconds more.
+    `progress` is told what is being done, before whatever may take long.
     `server_python` is the python of the environment that the vLLM server runs in, where it is another one, and
     `hidden_states_path` the folder that the server writes into.
     Raises InputError where an EAGLE3COMPAT variable says something unknown, or the server's python cannot be asked.
@@ -126,15 +128,19 @@ def examine(
             problems.append(f"adapter {outcome.adapter} {outcome.status.value}: {outcome.reason}")
     torch_build = _torch_build(packages["torch"])
     problems += _foreign_builds(torch_build)
+    if elsewhere:
+        progress(f"asking {server_python} for its vLLM, for {SECONDS:.0f} s at most")
     server = _server(client, server_python, problems) if client and through_server else None
     if hidden_states_path:
+        progress(f"trying {hidden_states_path}, for {SECONDS:.0f} s at most")
         problems += path_problems(hidden_states_path, server_python or None)
     environment = _environment()
     workers = _workers(report, environment)
     live = None
     if deep and not problems:
-        from .deep import look
+        from .deep import TIMEOUT, look
 
+        progress(f"importing vLLM, its plugins and speculators, for {TIMEOUT} s at most")
         live = look()
         problems += _live_problems(live)
     checkup = Checkup(

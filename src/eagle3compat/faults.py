@@ -29,7 +29,7 @@ REMEDIES = (
     ("No module named 'eagle3compat'", "Install eagle3compat in the environment that the workers run in."),
     ("MLA is not supported on CPU", "Set VLLM_MLA_DISABLE=1: the CPU build runs DeepSeek models without MLA."),
     ("KV cache", "Lower max_model_len or raise gpu_memory_utilization (VLLM_CPU_KVCACHE_SPACE on CPU)."),
-    ("UnprovenCaptureError", "The reason above says what this model lacks."),
+    ("UnprovenCaptureError", "The reason and the remedy are above."),
 )
 GENERAL = "The cause is in the traceback below; `eagle3compat doctor` shows what is installed."
 UNEXPLAINED = "`eagle3compat doctor` shows what is installed; what the worker printed may say more."

@@ -11,6 +11,7 @@ import builtins
 import io
 import os
 import sys
+import zipfile
 from collections.abc import Sequence
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -60,6 +61,12 @@ def run(arguments: Sequence[str]) -> int:
     name, *rest = arguments[1:] if as_module else arguments
     if not as_module and not os.path.isfile(name):
         raise ProgramNotFoundError(f"there is no script {name}. Check the path; for a module: run -m MODULE.")
+    if not as_module and zipfile.is_zipfile(name):
+        raise ProgramNotFoundError(
+            f"{name} is an archive, not a script. Put it on PYTHONPATH and name the module in it: run -m MODULE."
+        )
+    if as_module and name.startswith("."):
+        raise ProgramNotFoundError(f"{name} is relative, and there is no package that it is in. Give its full name.")
     report = adapt()
     if not os.environ.get(MODE):
         os.environ[MODE] = "strict"
@@ -79,7 +86,22 @@ def run(arguments: Sequence[str]) -> int:
         trace = _from_program(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
+    except SystemExit:
+        raise
+    except BaseException as error:  # Ctrl-C and its like: the interpreter ends as it does for a plain script
+        _show_from_program(error.__traceback__)
+        raise
     return 0
+
+
+def _show_from_program(trace: TracebackType | None) -> None:
+    """Have the exception that ends the interpreter shown without the frames that led to the program."""
+    hook, trimmed = sys.excepthook, _from_program(trace)
+
+    def show(kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+        hook(kind, error.with_traceback(trimmed), trimmed)
+
+    sys.excepthook = show
 
 
 def _from_program(trace: TracebackType | None) -> TracebackType | None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -51,6 +52,26 @@ def exit_code(run: Callable[[], None]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def ask(
+    command: list[str], seconds: float, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that may hang to its end, for so many seconds at most. Raises OSError, subprocess.TimeoutExpired.
+
+    Whatever it has started ends with it: `subprocess.run` would wait for a grandchild that holds its output open.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
+        )
+        try:
+            code = child.wait(seconds)
+        finally:
+            end(child)
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
 
 
 def start(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:

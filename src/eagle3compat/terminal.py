@@ -13,17 +13,29 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PIPED_WIDTH = 160
-"""Columns where standard output is no terminal: a table that is pasted or searched must not be cut to 80."""
+WIDE, NARROW = 160, 100
+"""Columns where standard output is no terminal: what fits into 160, and a table of several columns, is as wide as it
+is, so that lines can be pasted and searched; sentences that would be wrapped there too are wrapped at 100, or at their
+longest word."""
 
 
 def console() -> Console:
     """A console on standard output. Plain strings are read as markup: wrap what others wrote in `rich.text.Text`."""
     from rich.console import Console
+    from rich.measure import Measurement
 
     if sys.stdout.isatty():
         return Console(highlight=False)
-    return Console(width=PIPED_WIDTH, color_system=None, force_terminal=False, highlight=False)
+
+    class Piped(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            sizes = [Measurement.get(self, self.options, each) for each in objects]
+            boxed = any(getattr(each, "box", None) is not None for each in objects)
+            if not boxed and max((size.maximum for size in sizes), default=0) >= WIDE:
+                options["width"] = max(NARROW, *(size.minimum for size in sizes))
+            super().print(*objects, **options)
+
+    return Piped(width=WIDE, color_system=None, force_terminal=False, highlight=False)
 
 
 def grid(rows: Iterable[tuple[str, str]], padding: int = 2) -> Table:

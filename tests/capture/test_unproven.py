@@ -108,3 +108,45 @@ def test_a_forward_without_positions_is_refused() -> None:
     runner, _recorder = recording(Bare(Base(*[Pair] * LAYERS)))
     with pytest.raises(UnprovenCaptureError, match="gets no `positions`"):
         runner.execute_model(step(whole()))
+
+
+@pytest.mark.parametrize("kind", [Pair, Single, WithNone, Stale])
+def test_weights_that_are_not_finite_are_named_with_the_layer_where_that_begins(kind: Any) -> None:
+    model = model_of(kind)
+    model.model.layers[1].weight[2, 3] = float("nan")  # no layer that is asked for
+    runner, recorder = recording(model, asked=[0, 3])
+    with pytest.raises(UnprovenCaptureError) as caught:
+        runner.execute_model(step(whole()))
+    said = str(caught.value)
+    assert "not finite (NaN or infinity), first in what decoder layer 1 returns" in said
+    assert "its weight layers.1.weight holds such values. Nothing was returned. Fetch the checkpoint again" in said
+    with pytest.raises(ResultError, match="only 0 of"):
+        recorder.store.collect(list(PROMPTS))
+
+
+def test_a_model_that_overflows_is_told_from_one_whose_weights_are_damaged() -> None:
+    model = model_of(Pair)
+    model.model.layers[2].update = lambda stream: stream / (stream - stream)
+    runner, _recorder = recording(model)
+    says = r"first in what decoder layer 2 .*No weight .* another dtype"
+    with pytest.raises(UnprovenCaptureError, match=says):
+        runner.execute_model(step(whole()))
+
+
+def test_what_is_not_finite_in_rows_that_are_padding_is_nobody_s() -> None:
+    class Padded(Base):
+        def forward(self, input_ids: Any, positions: Any, inputs_embeds: Any = None) -> Any:
+            returned = super().forward(input_ids, positions, inputs_embeds)
+            returned[-1] = float("nan")
+            return returned
+
+    model = Model(Padded(*[Pair] * LAYERS))
+    damaged = model.model
+    from eagle3compat.capture.decoder import find_decoder
+    from eagle3compat.capture.finite import FiniteWatch, refuse_unless_finite
+
+    watch = FiniteWatch(find_decoder(model, LAYERS))
+    returned = model(torch.tensor(PROMPTS["req_0_2"]), torch.arange(7))
+    refuse_unless_finite("Padded", damaged, returned, 6, watch)
+    with pytest.raises(UnprovenCaptureError, match="after its last decoder layer"):
+        refuse_unless_finite("Padded", damaged, returned, 7, watch)

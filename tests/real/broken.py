@@ -34,6 +34,11 @@ def without_classes(folder: Path) -> None:
     written("config.json", json.dumps(config))(folder)
 
 
+def of_more_tokens(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    written("config.json", json.dumps({**config, "vocab_size": config["vocab_size"] + 64}))(folder)
+
+
 MISSING = json.dumps({"weight_map": {"model.norm.weight": WEIGHTS, "lm_head.weight": "model-00002.safetensors"}})
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "tokenizer cut short": (cut("tokenizer.json", 0.5), "tokenizer.json is cut short, or no JSON"),
@@ -46,6 +51,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "shard missing": (written(INDEX, MISSING), "1 of 2 files that"),
     "weights cut short": (cut(WEIGHTS, 0.9), f"{WEIGHTS} is damaged"),
     "weights cut in their header": (cut(WEIGHTS, 0.0005), f"{WEIGHTS} is damaged"),
+    "vocabulary of another model": (of_more_tokens, "a vocabulary of 704 tokens, and the embeddings in its weights"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "holds no weights"),
 }
 

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ import eagle3compat
 
 PROMPTS = [[9 + number + place for place in range(50)] for number in range(12)]
 LAYERS = [1, 3]
+WEIGHTS, DAMAGED = "model.safetensors", "model.layers.2.post_attention_layernorm.weight"
+"""A norm's: those of linear layers are no longer there as they were once a CPU build has repacked them."""
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -77,6 +80,24 @@ def interrupted_while_a_reply_is_awaited(generator: Any) -> str:
     return outcome(lambda: generator.generate(PROMPTS))
 
 
+def sockets() -> set[Path]:
+    return {path for path in Path(tempfile.gettempdir()).iterdir() if path.is_socket()}
+
+
+def damaged(model: Path, folder: Path) -> Path:
+    """A copy of the model with one value of layer 2, which is not extracted, that is not a number."""
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir()
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file)
+    weights = load_file(model / WEIGHTS)
+    weights[DAMAGED][0] = float("nan")
+    (folder / WEIGHTS).unlink()
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
 def main() -> None:
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
     eagle3compat.apply()
@@ -86,7 +107,9 @@ def main() -> None:
         return VllmHiddenStatesGenerator(path, layer_ids=list(LAYERS), max_model_len=256)
 
     found: dict[str, str] = {"not to be had": outcome(lambda: make("nobody/nothing"))}
+    before = sockets()
     generator = make(model)
+    made = sockets() - before
 
     def extract() -> Any:
         return generator.generate(PROMPTS)
@@ -104,6 +127,10 @@ def main() -> None:
     generator.layer_ids[0] = 1
     found["interrupted"] = interrupted_while_a_reply_is_awaited(generator)
     found["after the interrupt"] = outcome(extract)
+    found["sockets"] = f"{len(made) > 0} made, {len(sockets() & made)} left, {len(before - sockets())} of others gone"
+    generator = make(damaged(model, out.with_suffix(".damaged")))
+    found["not finite"] = outcome(extract)
+    generator.executor.shutdown()
     out.write_text(json.dumps(found))
 
 

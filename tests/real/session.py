@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import multiprocessing
+import multiprocessing.process
 import os
 import sys
 import time
@@ -253,12 +254,27 @@ def model_fields(fields: dict[str, Any]) -> Iterator[None]:
         names["ModelConfig"] = original
 
 
+class Started:
+    """Counts the processes that multiprocessing starts: vLLM's workers, forked or spawned."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        original = multiprocessing.process.BaseProcess.start
+
+        def start(process: Any) -> None:
+            self.count += 1
+            original(process)
+
+        multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign]
+
+
 def main() -> None:
+    started = Started()
     plan, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     session, outcomes = Session(out), {}
     for step in plan:
         name, action, arguments = step["name"], step["do"], step.get("with", {})
-        started = time.monotonic()
+        began, started.count = time.monotonic(), 0
         try:
             outcomes[name] = {"value": getattr(session, action)(**arguments)}
         except Exception as error:  # noqa: BLE001  the outcome of a step is what the tests look at
@@ -268,8 +284,8 @@ def main() -> None:
                 "message": str(error),
                 "traceback": traceback.format_exc(),
             }
-        outcomes[name]["took"] = round(time.monotonic() - started, 2)
-        print(f"## {name}: {outcomes[name].get('error', 'ok')} in {outcomes[name]['took']} s", flush=True)
+        outcomes[name]["processes"] = started.count
+        print(f"## {name}: {outcomes[name].get('error', 'ok')} in {time.monotonic() - began:.2f} s", flush=True)
         (out / "session.json").write_text(json.dumps(outcomes))
 
 

@@ -157,7 +157,12 @@ def test_bad_input_is_named(session: Session, step: str, kind: str, says: str) -
     assert error["error"] == kind, error["traceback"]
     assert says in error["message"]
     assert "ValueError" in error["bases"]
-    assert error["took"] < 15, "a fault that can be known before the load must be said before the load"
+    assert error["processes"] == 0, "a fault that can be known before the load must be said before a worker is started"
+
+
+def test_a_load_does_start_workers(session: Session) -> None:
+    """The control of the test above."""
+    assert session.outcomes["load llama"]["processes"] == 1
 
 
 def test_a_prompt_over_the_limit_is_cut_and_said_once(session: Session) -> None:

@@ -42,6 +42,8 @@ def found(shared: Path, models: dict[str, Path]) -> dict[str, str]:
         ("other layers", "InputError: "),
         ("interrupted", "KeyboardInterrupt"),
         ("after the interrupt", "GeneratorDeadError: "),
+        ("sockets", "True made, 0 left, 0 of others gone"),
+        ("not finite", "WorkerError: "),
     ],
 )
 def test_odd_use(found: dict[str, str], use: str, says: str) -> None:
@@ -52,6 +54,8 @@ def test_reasons_are_given(found: dict[str, str]) -> None:
     for use, reason in (
         ("fork", "of which this one is a fork"), ("truth values", "prompt 0 holds True"),
         ("reverted", "revert() was called"), ("other layers", "[1, 3]"), ("after the interrupt", "KeyboardInterrupt"),
+        ("not finite", "first in what decoder layer 2 returns, and its weight "),
+        ("not finite", "layers.2.post_attention_layernorm.weight holds such values. Nothing was returned. Fetch the"),
     ):
         assert reason in found[use]
 

@@ -54,9 +54,10 @@ def test_a_model_that_vllm_does_not_know_would_fail(models: dict[str, Path], tmp
     assert Path(verdict["log"]).is_file()
 
 
-def rehearse(pair: tuple[str, str], model: Path, *arguments: str) -> dict[str, Any]:
+def rehearse(pair: tuple[str, str], model: Path, *arguments: str, **variables: str) -> dict[str, Any]:
     command = [python_of(*pair), "-m", "eagle3compat", "rehearse", "--model", str(model), "--json", *arguments]
-    done = subprocess.run(command, env=settings(), capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    env = settings(**variables)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.stdout, done.stderr
     verdict: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if verdict["works"] else 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,13 +23,15 @@ INDEX = "model.safetensors.index.json"
 SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
 
 
-def weights(*shapes: int) -> bytes:
-    """A safetensors file of float16 vectors."""
-    header, end = {"__metadata__": {"format": "pt"}}, 0
-    for number, length in enumerate(shapes):
-        entry = {"dtype": "F16", "shape": [length], "data_offsets": [end, end + 2 * length]}
-        header[f"layer.{number}"] = entry  # type: ignore[assignment]
-        end += 2 * length
+def weights(*shapes: int, **named: list[int]) -> bytes:
+    """A safetensors file of float16 vectors, and tensors of these names and shapes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    vectors = {f"layer.{number}": [length] for number, length in enumerate(shapes)}
+    for name, shape in {**vectors, **named}.items():
+        size = 2 * math.prod(shape)
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + bytes(end)
 
@@ -145,6 +148,45 @@ SOUND: dict[str, Callable[[Path], Any]] = {
 def test_what_would_load_is_let_through(model: Path, case: str) -> None:
     SOUND[case](model)
     check_folder(model)
+
+
+class TestVocabulary:
+    """A config that speaks of more tokens than the embeddings have fails in a worker, on an assertion."""
+
+    TEXT: ClassVar[dict[str, Any]] = {"num_hidden_layers": 2, "vocab_size": 100}
+
+    def folder(self, model: Path, config: dict[str, Any], **embeddings: list[int]) -> Path:
+        (model / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **config}))
+        (model / SHARDS[1]).write_bytes(weights(4, **embeddings))
+        return model
+
+    @pytest.mark.parametrize("config", [TEXT, {"text_config": TEXT}, {"text_config": TEXT, "vocab_size": 9}])
+    @pytest.mark.parametrize(
+        "name", ["model.embed_tokens", "transformer.wte", "word_embeddings", "model.language_model.embed_tokens"]
+    )
+    def test_more_tokens_than_the_embeddings_have_are_refused(
+        self, model: Path, config: dict[str, Any], name: str
+    ) -> None:
+        self.folder(model, config, **{f"{name}.weight": [99, 8]})
+        says = r"config\.json speaks of a vocabulary of 100 tokens, and .* have 99 rows.*fetch both again"
+        with pytest.raises(InputError, match=says):
+            check_folder(model)
+
+    @pytest.mark.parametrize("rows", [100, 108])
+    def test_as_many_or_more_rows_pass(self, model: Path, rows: int) -> None:
+        check_folder(self.folder(model, self.TEXT, **{"model.embed_tokens.weight": [rows, 8]}))
+
+    @pytest.mark.parametrize("name", ["embed_tokens_per_layer.weight", "embed_tokens.bias", "pos_embeddings.weight"])
+    def test_what_are_no_token_embeddings_say_nothing(self, model: Path, name: str) -> None:
+        check_folder(self.folder(model, self.TEXT, **{name: [99, 8]}))
+
+    @pytest.mark.parametrize("config", [{}, {"num_hidden_layers": 2}, {"vocab_size": "100"}, {"text_config": None}])
+    def test_a_config_that_names_no_vocabulary_refuses_nothing(self, model: Path, config: dict[str, Any]) -> None:
+        check_folder(self.folder(model, config, **{"model.embed_tokens.weight": [99, 8]}))
+
+    def test_the_largest_embeddings_count_where_there_are_several(self, model: Path) -> None:
+        found = {"talker.embed_tokens.weight": [30, 8], "model.embed_tokens.weight": [100, 8]}
+        check_folder(self.folder(model, self.TEXT, **found))
 
 
 class TestNoWeights:

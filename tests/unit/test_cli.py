@@ -221,6 +221,16 @@ class TestDoctor:
         assert result.returncode == 2
         assert "layer id -1 is negative" in result.stderr
 
+    def test_a_vllm_without_torchvision_is_told_what_that_costs(self, cli: Cli, tmp_path: Path) -> None:
+        def told() -> bool:
+            return any("does not load vision models" in note for note in report(cli("doctor", "--json"))["notes"])
+
+        assert not told()
+        healthy_without_adapters(tmp_path)
+        assert told()
+        install(tmp_path, "torchvision", "0.28.0")
+        assert not told()
+
     @pytest.mark.parametrize(
         ("torch", "torchvision", "foreign"),
         [("None", "0.28.0+cu130", True), ("None", "0.28.0+cpu", False), ("'13.0'", "0.28.0+cu130", False),

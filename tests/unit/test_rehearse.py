@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,14 +187,20 @@ class TestChild:
     def run(
         self, monkeypatch: pytest.MonkeyPatch, model: Path, script: str, timeout: float = 60
     ) -> rehearsal.Verdict:
+        with self.standing_in(monkeypatch, script):
+            options = rehearsal.Options(str(model), [2], device="cpu", timeout=timeout)
+            return rehearsal.rehearse(options, lambda said: None)
+
+    @contextmanager
+    def standing_in(self, monkeypatch: pytest.MonkeyPatch, script: str) -> Iterator[None]:
         real = subprocess.Popen
 
         def stand_in(arguments: list[str], **options: Any) -> Any:
             return real([sys.executable, "-c", f"import json, os, sys\n{script}", arguments[-1]], **options)
 
-        monkeypatch.setattr(subprocess, "Popen", stand_in)
-        options = rehearsal.Options(str(model), [2], device="cpu", timeout=timeout)
-        return rehearsal.rehearse(options, lambda said: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "Popen", stand_in)
+            yield
 
     def test_steps_that_end_well_work(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         done = {"step": "load", "state": "done", "seconds": 1.0, "said": "fine"}
@@ -242,6 +250,45 @@ class TestChild:
         )
         assert verdict.problems[0].said.endswith('/a/cpu_router.py:239: assert scoring == "softmax"')
         assert "Rehearse on the accelerator" in verdict.problems[0].remedy
+        assert verdict.untried
+
+    @pytest.mark.parametrize(("device", "untried"), [("cpu", True), ("cuda", False)])
+    def test_what_only_a_cpu_build_lacks_says_nothing_of_the_real_run(
+        self, model: Path, monkeypatch: pytest.MonkeyPatch, device: str, untried: bool,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        failed = {
+            "step": "load", "state": "failed", "seconds": 1.0, "type": "WorkerError", "traceback": "",
+            "message": "eagle3compat: AssertionError: topk_indices_buffer is not supported for DeepseekV2Attention",
+        }
+        monkeypatch.setattr("eagle3compat.doctor.absent", list)
+        monkeypatch.setattr(rehearsal, "accelerators", lambda: [hardware.Accelerator("cuda", "H200", 141 * 2**30)])
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        with self.standing_in(monkeypatch, f"print(json.dumps({failed!r}), file=open(sys.argv[1], 'a')); sys.exit(1)"):
+            assert main(command("--model", str(model), "--device", device)) == (2 if untried else 1)
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("could not be tried here; of the real run that says nothing" in said) == untried
+        assert ("needs MLA, which vLLM's CPU builds lack. Rehearse on the accelerator" in said) == untried
+
+    def test_an_error_that_points_to_the_log_is_told_with_the_one_that_is_there(
+        self, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        failed = {
+            "step": "load", "state": "failed", "seconds": 1.0, "type": "ValidationError",
+            "message": "1 validation error\n  ['X'] failed to be inspected. Please check the logs for more details.",
+            "traceback": "",
+        }
+        log = (
+            "subprocess.CalledProcessError: Command 'x' returned 1", "RuntimeError: Error raised in subprocess:",
+            "ERROR [registry.py:1] ModuleNotFoundError: No module named 'torchvision'",
+            "pydantic_core.ValidationError: 1 validation error",
+        )
+        verdict = self.run(
+            monkeypatch, model,
+            f"print({chr(10).join(log)!r}); print(json.dumps({failed!r}), file=open(sys.argv[1], 'a')); sys.exit(1)",
+        )
+        assert verdict.problems[0].said.endswith("In the log: ModuleNotFoundError: No module named 'torchvision'")
+        assert verdict.problems[0].remedy.startswith("Vision models need torchvision")
 
     def test_a_long_message_is_cut_and_the_log_has_it_all(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         failed = {

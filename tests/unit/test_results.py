@@ -69,6 +69,16 @@ def test_what_is_no_list_of_prompts_is_refused(given: Any) -> None:
         token_lists(given)
 
 
+@pytest.mark.parametrize("kind", [set, frozenset, bytes, bytearray, dict.fromkeys])
+def test_what_has_no_order_or_is_no_list_of_tokens_is_refused(kind: Any) -> None:
+    given = kind(b"ab")
+    with pytest.raises(InputError, match=f"token_ids is a {type(given).__name__}"):
+        token_lists(given)
+    with pytest.raises(InputError, match=f"prompt 1 is a {type(given).__name__}. Pass a list of token ids") as caught:
+        token_lists([[1], given])
+    assert caught.value.index == 1
+
+
 @pytest.mark.parametrize("token", [1.0, 1.5, "1", None])
 def test_what_is_no_token_id_is_refused_with_the_prompt_s_index(token: Any) -> None:
     with pytest.raises(InputError, match="prompt 1") as caught:

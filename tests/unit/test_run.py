@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,6 +172,16 @@ class TestEnd:
         assert adapted.stderr == f"eagle3compat: {NOTHING}\n{plain.stderr}"
         assert adapted.returncode == plain.returncode == 1
 
+    @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "GeneratorExit('early')", "Own('x')"])
+    def test_what_is_no_exception_is_shown_as_python_shows_it(
+        self, python: Python, tmp_path: Path, raised: str
+    ) -> None:
+        own = "class Own(BaseException): ...\nimport atexit\natexit.register(print, 'ended')\n"
+        write(tmp_path / "s.py", f"{own}def f():\n    raise {raised}\nf()\n")
+        plain, adapted = python("s.py"), python(*RUN, "s.py")
+        assert adapted.stderr == f"eagle3compat: {NOTHING}\n{plain.stderr}"
+        assert (adapted.returncode, adapted.stdout) == (plain.returncode, plain.stdout)
+
     def test_the_programs_own_exception_hook_is_used(self, python: Python, tmp_path: Path) -> None:
         hook = "lambda kind, error, trace: print('hooked', error)"
         write(tmp_path / "s.py", f"import sys\nsys.excepthook = {hook}\nraise ValueError('x')\n")
@@ -205,6 +216,24 @@ class TestUsage:
         result = python(*RUN, "-m", missing)
         assert result.returncode == 2
         assert f"there is no module {missing} that can be run" in result.stderr
+
+    def test_an_archive_is_told_from_a_script(self, python: Python, tmp_path: Path) -> None:
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            archive.writestr("__main__.py", "print('started')")
+        result = python(*RUN, "a.zip")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr == (
+            "eagle3compat: a.zip is an archive, not a script. Put it on PYTHONPATH and name the module in it: "
+            "run -m MODULE.\n"
+        )
+
+    @pytest.mark.parametrize("name", [".pkg", ".", "..pkg.tool"])
+    def test_a_relative_module_exits_2(self, python: Python, name: str) -> None:
+        result = python(*RUN, "-m", name)
+        assert result.returncode == 2
+        assert result.stderr == (
+            f"eagle3compat: {name} is relative, and there is no package that it is in. Give its full name.\n"
+        )
 
     @pytest.mark.parametrize("words", [(), ("-m",), ("--fast", "s.py")])
     def test_no_program_exits_2_with_the_usage(self, python: Python, words: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tools import server_docs
 
 from eagle3compat.errors import InputError
+from eagle3compat.serverpath import elsewhere
 from eagle3compat.serverpath.elsewhere import locate, path_problems
 from eagle3compat.serverpath.facts import CONNECTOR, METHOD, RENDER, client_facts, server_facts
 from eagle3compat.serverpath.verdict import NO_LIBRARY, SERVE, Effect, ServerVerdict, judge
@@ -245,6 +246,29 @@ def test_a_folder_that_the_server_cannot_write_to_or_that_is_not_there(tmp_path:
     assert "Permission denied" in problem
 
 
+HANGS = "sleep 600 & echo $! > {pid}; wait"
+"""A wrapper whose child holds its output open."""
+
+
+def test_a_python_that_hangs_is_given_up_with_all_that_it_started(
+    tmp_path: Path, wrapper: Wrapper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "SECONDS", 5.0)  # in which a busy machine starts a shell
+    monkeypatch.setattr(elsewhere, "END_SECONDS", 0.1)
+    python = wrapper(HANGS.replace("{pid}", str(tmp_path / "pid")))
+
+    def assert_ended() -> None:
+        state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+    with pytest.raises(InputError, match=f"{python} did not answer within"):
+        locate(python)
+    assert_ended()
+    (problem,) = path_problems(str(tmp_path), python)
+    assert f"{python} did not answer within" in problem
+    assert_ended()
+
+
 def test_the_doctor_refuses_takes_another_environment_and_says_settings(tmp_path: Path, wrapper: Wrapper) -> None:
     client, server = tmp_path / "client", tmp_path / "server"
     generation = client / "speculators" / "data_generation"
@@ -252,7 +276,7 @@ def test_the_doctor_refuses_takes_another_environment_and_says_settings(tmp_path
     (client / "speculators" / "__init__.py").write_text("raise RuntimeError('not to be imported')")
     (generation / "vllm_client.py").write_text("import fcntl\nfcntl.flock(1, 2)\n")
     vllm(server, {**FILES, IN_CONNECTOR: CONNECTOR_SOURCE.replace("        pass", "        save_file(kv_layer)")})
-    elsewhere = wrapper(f'PYTHONPATH={server} exec {{python}} "$@"')
+    python = wrapper(f'PYTHONPATH={server} exec {{python}} "$@"')
 
     def doctor(*words: str) -> subprocess.CompletedProcess[str]:
         source = str(Path(server_docs.__file__).parents[1] / "src")
@@ -261,14 +285,15 @@ def test_the_doctor_refuses_takes_another_environment_and_says_settings(tmp_path
         command = [sys.executable, "-m", "eagle3compat", "doctor", *words]
         return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    there = doctor("--server-python", elsewhere)
-    assert (there.returncode, there.stderr) == (0, "")
+    there = doctor("--server-python", python)
+    asking = f"eagle3compat: doctor: asking {python} for its vLLM, for 60 s at most\n"
+    assert (there.returncode, there.stderr) == (0, asking)
     assert "right with settings" in there.stdout
     assert "--no-enable-chunked-prefill" in there.stdout
     assert "vLLM is not installed" not in there.stdout
 
     (server / "vllm" / "config" / "speculative.py").write_text("")
-    refused = doctor("--server-python", elsewhere, "--json")
+    refused = doctor("--server-python", python, "--json")
     assert refused.returncode == 1
     assert '"verdict": "refused"' in refused.stdout
 

@@ -168,16 +168,21 @@ def _is_integer(value: Any) -> bool:
     return True
 
 
+NO_LISTS = (Set, Mapping, bytes, bytearray, str)
+"""What can be gone through and is no list of tokens: a set has lost their order, bytes are text before a tokenizer."""
+LISTS = "Pass a list of lists of token ids, or a tensor [prompts, tokens]."
+
+
 def token_lists(token_ids: Any) -> list[list[int]]:
     """The prompts of a call as lists, whatever stock accepts: lists, a list of tensors, or a tensor `[n, length]`."""
     if hasattr(token_ids, "tolist"):
         token_ids = token_ids.tolist()
+    if isinstance(token_ids, NO_LISTS):
+        raise InputError(f"token_ids is a {type(token_ids).__name__}. {LISTS}")
     try:
-        prompts = [list(ids.tolist() if hasattr(ids, "tolist") else ids) for ids in token_ids]
+        prompts = [_listed(index, ids) for index, ids in enumerate(token_ids)]
     except TypeError:
-        raise InputError(
-            "token_ids is not a list of prompts. Pass a list of lists of token ids, or a tensor [prompts, tokens]."
-        ) from None
+        raise InputError(f"token_ids is not a list of prompts. {LISTS}") from None
     for index, prompt in enumerate(prompts):
         try:
             prompts[index] = [_token(token) for token in prompt]
@@ -185,6 +190,12 @@ def token_lists(token_ids: Any) -> list[list[int]]:
             wrong = next(token for token in prompt if isinstance(token, bool) or not _is_integer(token))
             raise InputError(f"prompt {index} holds {wrong!r}, which is not a token id.", index) from None
     return prompts
+
+
+def _listed(index: int, ids: Any) -> list[Any]:
+    if isinstance(ids, NO_LISTS):
+        raise InputError(f"prompt {index} is a {type(ids).__name__}. Pass a list of token ids.", index)
+    return list(ids.tolist() if hasattr(ids, "tolist") else ids)
 
 
 def _token(value: Any) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import apply, status
+from ..engine.queues import socket_files
 from ..faults import watch_worker
 from ..rehearse.loader import register_if_rehearsing
 from ..report import source_digest
@@ -34,6 +35,8 @@ class HiddenStatesWorkerExtension:
 
     def eagle3compat_attest(self) -> dict[str, Any]:
         """What is in place in this worker process: plain data."""
+        from vllm.distributed import get_tp_group
+
         recorder: Recorder | None = getattr(self, "_eagle3compat_recorder", None)
         return {
             "rank": getattr(self, "rank", None),
@@ -44,6 +47,7 @@ class HiddenStatesWorkerExtension:
             **(recorder.found() if recorder else {}),
             "runner": recorder.rows.generation if recorder else None,
             "reading": recorder.how if recorder else None,
+            "sockets": sorted(socket_files([getattr(get_tp_group(), "mq_broadcaster", None)])),
             "tokens_checked": recorder.checked_tokens if recorder else None,
             "adapters": {outcome.adapter: outcome.status.value for outcome in status()},
         }

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import UnprovenCaptureError
 from .decoder import Decoder, find_decoder
+from .finite import FiniteWatch, refuse_unless_finite
 from .manystreams import AuxiliaryStates, has_many_streams
 from .proof import Agree, FirstCall, Head, Normed, decide, is_norm, norm_of_head
 from .rows import RowReader, Step
@@ -82,6 +83,7 @@ class Recorder:
             self._hooks[index] = layers[index].register_forward_hook(self._layer_hook(index))
         self._final = FirstCall(self.decoder.after.values(), after=layers[last])
         self._next = {index: FirstCall(layers[index + 1].children()) for index in set(self.layer_ids) - {last}}
+        self._finite = FiniteWatch(self.decoder)
 
     def _watch(self, step: Step | None) -> None:
         """Record this step from now on; None: nothing."""
@@ -89,6 +91,7 @@ class Recorder:
         if not self._proved:
             for watch in (self._final, *self._next.values()):
                 watch.close() if step is None else watch.reset()
+            self._finite.watch(None if step is None else step.total)
 
     def _layer_hook(self, index: int) -> Any:
         def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:
@@ -130,6 +133,7 @@ class Recorder:
         missing = sorted({*self.layer_ids, last} - set(self._outputs))
         if missing:
             raise UnprovenCaptureError(self.model, f"its forward did not call layers {missing}", REMEDY)
+        refuse_unless_finite(self.model, self.decoder.base, returned, total, self._finite)
         final = self._final_norm(first_of(returned), type(self.decoder.layers[last]).__name__, total)
         sums: dict[str, Any] = {"total": total, "reduce": self._reduce, "agree": self._agree}
         proved = {last: decide(self.model, self._layer(last), self._outputs[last], final, **sums)}
@@ -155,6 +159,7 @@ class Recorder:
         self._proved = True
         for watch in (self._final, *self._next.values()):
             watch.remove()
+        self._finite.remove()
         for index, hook in self._hooks.items():
             if index not in self.readings or not (self.files or self.readings[index].reduce):
                 hook.remove()

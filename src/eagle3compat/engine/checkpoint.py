@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..header import HeaderError, read_header
+from ..rehearse.config import text_part
 from ..rehearse.loader import REHEARSAL
 
 JSON_FILES = (
@@ -29,6 +30,8 @@ OTHER_FORM = "consolidated"
 """How names of weights begin that are there once more, in Mistral's own form."""
 FROM_FILES = ("auto", "hf", "safetensors", "pt")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+EMBEDDINGS = [[name, "weight"] for name in ("embed_tokens", "wte", "word_embeddings", "tok_embeddings")]
+"""How the names of the token embeddings end in published checkpoints."""
 POINTER = b"version https://git-lfs"
 THREADS = 16
 AGAIN = "Fetch it again"
@@ -50,10 +53,32 @@ def check_folder(folder: Path) -> None:
     if not files:
         return
     with ThreadPoolExecutor(THREADS) as pool:
-        wrong = [said for said in pool.map(_fault, files) if said]
+        looked = list(pool.map(_look, files))
+    wrong = [fault for fault, _rows in looked if fault]
     if wrong:
         more = f", and {len(wrong) - 1} more files are damaged" if len(wrong) > 1 else ""
         raise InputError(f"{wrong[0]}{more}.")
+    _check_vocabulary(folder, config, max(rows for _fault, rows in looked))
+
+
+def _check_vocabulary(folder: Path, config: dict[str, Any], rows: int) -> None:
+    """Raises InputError where the config speaks of more tokens than the embeddings have `rows`; 0 where none is known.
+
+    Fewer pass: some models keep rows of their own after those of the vocabulary.
+    """
+    said = next((part["vocab_size"] for part in (_text(config), config) if type(part.get("vocab_size")) is int), 0)
+    if 0 < rows < said:
+        raise InputError(
+            f"{folder / 'config.json'} speaks of a vocabulary of {said} tokens, and the embeddings in its weights have "
+            f"{rows} rows. Config and weights are of different models: fetch both again, or set vocab_size to {rows}."
+        )
+
+
+def _text(config: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return text_part(config)[1]
+    except InputError:  # no language model that is known: what its vocabulary is called is not known either
+        return {}
 
 
 def check_weights(folder: Path, load_format: str) -> None:
@@ -112,19 +137,25 @@ def _remedy(error: OSError) -> str:
     return "Make it readable (chmod u+r)" if isinstance(error, PermissionError) else AGAIN
 
 
-def _fault(path: Path) -> str:
-    """What is wrong with one file of weights, and the remedy; empty where its size is what it says."""
+def _look(path: Path) -> tuple[str, int]:
+    """What is wrong with one file of weights, with the remedy, or nothing; and the rows of embeddings in it."""
     try:
         with path.open("rb") as file:
             start = file.read(len(POINTER))
             if start == POINTER:
-                return f"{path} is a git-lfs pointer, not the weights. Run `git lfs pull` in {path.parent}"
+                return f"{path} is a git-lfs pointer, not the weights. Run `git lfs pull` in {path.parent}", 0
             if path.suffix == ".safetensors":
-                read_header(path)
-            elif start.startswith(b"PK") and not zipfile.is_zipfile(file):
-                return f"{path} is cut short. {AGAIN}"
+                return "", _rows(read_header(path))
+            if start.startswith(b"PK") and not zipfile.is_zipfile(file):
+                return f"{path} is cut short. {AGAIN}", 0
     except HeaderError as error:
-        return f"{path} is damaged: {error}. {AGAIN}"
+        return f"{path} is damaged: {error}. {AGAIN}", 0
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}. {_remedy(error)}"
-    return ""
+        return f"{path} cannot be read: {error.strerror}. {_remedy(error)}", 0
+    return "", 0
+
+
+def _rows(header: dict[str, Any]) -> int:
+    """How many tokens the embeddings in a file of weights have; 0 where it holds none."""
+    shapes = (entry.get("shape") for name, entry in header.items() if name.split(".")[-2:] in EMBEDDINGS)
+    return max((shape[0] for shape in shapes if isinstance(shape, list) and len(shape) == 2), default=0)

@@ -23,7 +23,7 @@ from ..faults import FaultLog
 from ..report import source_digest
 from . import preflight
 from .capacity import check_capacity
-from .queues import close_sockets, message_queues
+from .queues import close_sockets, message_queues, remove_files, socket_files
 
 log = logging.getLogger("eagle3compat")
 
@@ -87,6 +87,7 @@ class Engine:
         self._core: Any = None
         self._processes: list[tuple[int, Any]] = []
         self._queues: list[Any] = []
+        self._files: set[str] = set()
         self._at_exit: Any = None
         spawn_where_fork_fails()
         with self._faults.announced():
@@ -170,10 +171,12 @@ class Engine:
             if process.is_alive():
                 process.kill()
                 process.join(SHUTDOWN_SECONDS)
+        remove_files(self._files | socket_files(self._queues))
         self._faults.close()
 
     def _attest(self) -> None:
         for rank, attestation in enumerate(self.call("eagle3compat_attest")):
+            self._files.update(attestation["sockets"])
             if attestation["source"] != source_digest():
                 self.shutdown()
                 raise WorkerNotAdaptedError(

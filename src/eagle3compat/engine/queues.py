@@ -1,4 +1,4 @@
-"""Closes the message queues of an executor that has shut down.
+"""Closes the message queues of an executor that has shut down, and removes the files of their sockets.
 
 vLLM leaves their ZeroMQ sockets to the garbage collector. Once a worker has raised, the exception, its traceback and
 vLLM's future form a cycle that holds them, and collecting a cycle destroys a ZeroMQ context before its sockets, which
@@ -7,8 +7,13 @@ waits for ever (seen on vLLM 0.25.1, whose EngineCore.shutdown collects).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
+
+IPC = "ipc://"
 
 
 def message_queues(executor: Any) -> list[Any]:
@@ -26,6 +31,26 @@ def close_sockets(queues: list[Any]) -> None:
     for queue in queues:
         for socket in _sockets(queue):
             socket.close(linger=0)
+
+
+def socket_files(queues: Iterable[Any]) -> set[str]:
+    """The files to which the sockets of these queues are bound, by whichever process: vLLM names each by a random id.
+
+    One queue has one or two (a second to wake its readers, in later releases), for readers on this machine.
+    """
+    handles = [vars(queue.handle) for queue in queues if getattr(queue, "handle", None) is not None]
+    return {
+        value.removeprefix(IPC) for handle in handles for value in handle.values()
+        if isinstance(value, str) and value.startswith(IPC)
+    }
+
+
+def remove_files(files: Iterable[str]) -> None:
+    """Remove these files if they are sockets: ZeroMQ leaves them where they were."""
+    for file in files:
+        with suppress(FileNotFoundError):  # somebody has tidied up
+            if stat.S_ISSOCK(os.lstat(file).st_mode):
+                os.remove(file)
 
 
 def _sockets(queue: Any) -> Iterator[Any]:

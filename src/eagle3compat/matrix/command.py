@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,20 @@ def _build(options: argparse.Namespace) -> int:
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return NOT_WELL
-    options.file.write_text(book.text(pieces, options.evidence.as_posix()), encoding="utf-8")
+    options.file.write_text(book.text(pieces, _named(options)), encoding="utf-8")
     print(f"{options.file}: {len(book.cells(pieces))} pairs from {len(pieces)} pieces of evidence")
     return WELL
+
+
+def _named(options: argparse.Namespace) -> str:
+    """The folder of evidence as the file names it: seen from where the file lies, however it was given here."""
+    return Path(os.path.relpath(options.evidence.resolve(), options.file.resolve().parent)).as_posix()
 
 
 def _check(options: argparse.Namespace) -> int:
     from . import book, evidence
 
-    faults = book.faults(options.file, options.evidence, options.evidence.as_posix())
+    faults = book.faults(options.file, options.evidence, _named(options))
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return NOT_WELL

@@ -4,6 +4,9 @@ Levels: `static` (every adapter has what it relies on, as source says) < `import
 < `apply` (every adapter is healthy with everything imported) < `run` (the stock generator extracted in vLLM's own
 workers) < `parity` (every tensor equals that of transformers, and a wrong layer and a shifted row do not). A level is
 reached only where the one below it is.
+
+The digest is no signature: who edits evidence can seal it again. So what it says is held against what else it says: its
+level against its figures, its pair against the packages that it ran with, its place against both.
 """
 
 from __future__ import annotations
@@ -97,6 +100,17 @@ def place(evidence: Mapping[str, Any]) -> Path:
     return Path(evidence["vllm"]) / f"{name}.json"
 
 
+def ran_with(evidence: Mapping[str, Any], package: str) -> list[str]:
+    """The releases of a package that its environment, and vLLM's own streams where they were the yardstick, name."""
+    packages = [*evidence["environment"]["packages"].items(), *evidence.get("reference", {}).items()]
+    return sorted({release(found) for name, found in packages if name.partition("-")[0] == package})
+
+
+def release(found: str) -> str:
+    """A version without what names another build of the same release: `0.11.0` of `0.11.0.post2+cpu`."""
+    return found.partition("+")[0].partition(".post")[0]
+
+
 def read(folder: Path) -> dict[str, Evidence]:
     """All evidence below `folder`, by path relative to it; empty for a file that holds no JSON object."""
     return {path.relative_to(folder).as_posix(): _object(path) for path in sorted(folder.glob("*/*.json"))}
@@ -123,5 +137,9 @@ def faults(name: str, evidence: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: it claims {evidence['level']}, and its figures show {level(evidence)}"
         if place(evidence).as_posix() != name:
             yield f"{name}: it is evidence of {place(evidence)}"
+        for package in ("vllm", "speculators"):
+            found = ran_with(evidence, package)
+            if found != [evidence[package]]:
+                yield f"{name}: it is of {package} {evidence[package]}, and ran with {' and '.join(found) or 'none'}"
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # a file that is no evidence, or was cut
         yield f"{name}: it cannot be read as evidence ({type(error).__name__}: {error})"

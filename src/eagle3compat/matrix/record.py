@@ -60,7 +60,7 @@ def record(options: Options, progress: Progress) -> list[Path]:
         report = plan()
         common = {
             "speculators": version("speculators"),
-            "vllm": release(version("vllm")),
+            "vllm": evidence.release(version("vllm")),
             "plan": {outcome.adapter: outcome.status.value for outcome in report},
             "environment": environment(),
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -217,11 +217,6 @@ def environment() -> dict[str, Any]:
 def _distribution(name: str) -> str:
     found = detect.package(name)
     return (found.distribution if found else None) or name
-
-
-def release(found: str) -> str:
-    """A version without what names another build of the same release: `0.11.0` of `0.11.0.post2+cpu`."""
-    return found.partition("+")[0].partition(".post")[0]
 
 
 def source_digest() -> str:

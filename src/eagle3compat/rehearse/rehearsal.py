@@ -26,6 +26,7 @@ from .shrink import Small, shrink
 
 LONGEST = 512
 LONGEST_MESSAGE = 600
+ON_ACCELERATOR = "Rehearse on the accelerator."
 REMEDIES = (
     ("requires you to execute", "The model's own code must be in its folder: fetch its .py files too."),
     ("does not recognize this architecture", "This transformers is older than the model: update it with vLLM."),
@@ -34,9 +35,19 @@ REMEDIES = (
     ("Failed to infer device type", "The installed vLLM is built for another device than this machine has."),
     ("Device string must not be empty", "The installed vLLM is built for another device than this machine has."),
     ("MLA is not supported on CPU", "Set VLLM_MLA_DISABLE=1: the CPU build runs DeepSeek models without MLA."),
-    ("Unsupported CPU attention configuration", "This vLLM has no kernel for that head size and dtype on this CPU."),
+    ("preprocessor_config.json", "Its image processor is not in the folder: fetch preprocessor_config.json as well."),
+    ("No module named 'torchvision'", "Vision models need torchvision, in the build that belongs to this torch."),
     ("No module named", "The model's code needs that package: install it."),
 )
+CPU_LIMITS = (
+    ("topk_indices_buffer is not", "Its sparse attention needs MLA, which vLLM's CPU builds lack. " + ON_ACCELERATOR),
+    ("Unsupported CPU attention configuration", "This vLLM has no kernel for that head size and dtype on this CPU. "
+     + ON_ACCELERATOR),
+)
+"""What a CPU build meets where an accelerator's would not."""
+ELSEWHERE = "check the logs"
+"""In what vLLM raises where a process of its own has met, and logged, the error that matters."""
+LOGGED = re.compile(r"\b(?:\w+\.)*(\w+(?:Error|Exception)): *\S.*$", re.M)
 GENERAL = "The cause is in the log; `eagle3compat doctor` shows what is installed."
 
 
@@ -55,11 +66,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why the real run would fail: what, and what to do."""
+    """Why the real run would fail: what, and what to do.
+
+    A `limit` is one of the build of vLLM that it was rehearsed on, and says nothing of the real run.
+    """
 
     step: str
     said: str
     remedy: str = ""
+    limit: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,12 +96,18 @@ class Verdict:
     def works(self) -> bool:
         return not self.problems
 
+    @property
+    def untried(self) -> bool:
+        """Whether nothing speaks against the real run but what the build here cannot do."""
+        return bool(self.problems) and all(problem.limit for problem in self.problems)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, fit for JSON."""
         return {
             "model": self.model,
             "device": self.device,
             "works": self.works,
+            "untried": self.untried,
             "ran": self.ran,
             "problems": [vars(problem) for problem in self.problems],
             "estimate": self.estimate.as_dict(),
@@ -138,7 +159,7 @@ def rehearse(options: Options, progress: Progress) -> Verdict:
     run = options.run and not problems
     if run:
         environment = _environment(device, Model(config), notes)
-        steps, failed, log = _run(options, folder, config, small, ids, environment, progress)
+        steps, failed, log = _run(options, folder, config, small, ids, environment, device, progress)
         problems += failed
     return Verdict(
         options.model, device, numbers, small.config, ids, steps, list(dict.fromkeys(notes)), problems, run, log
@@ -208,7 +229,7 @@ def _environment(device: str, model: Model, notes: list[str]) -> dict[str, str]:
 
 def _run(
     options: Options, folder: Path, config: Config, small: Small, ids: list[int], environment: dict[str, str],
-    progress: Progress,
+    device: str, progress: Progress,
 ) -> tuple[list[dict[str, Any]], list[Problem], str]:
     """The steps that ended, the problems, and the path of the log where there are any."""
     place = Path(tempfile.mkdtemp(prefix="eagle3compat-rehearsal-"))
@@ -231,17 +252,19 @@ def _run(
         late = True
     finally:
         end(child)
-    problems = _problems(child.returncode, steps, options.timeout if late else None, log)
+    problems = _problems(child.returncode, steps, options.timeout if late else None, log, device)
     if problems:
         return steps, problems, str(log)
     shutil.rmtree(place, ignore_errors=True)
     return steps, [], ""
 
 
-def _problems(code: int | None, steps: Sequence[dict[str, Any]], late: float | None, log: Path) -> list[Problem]:
+def _problems(
+    code: int | None, steps: Sequence[dict[str, Any]], late: float | None, log: Path, device: str
+) -> list[Problem]:
     failed = next((step for step in steps if step["state"] == "failed"), None)
     if failed is not None:
-        return [_problem(failed)]
+        return [_problem(failed, log, device)]
     if late is not None:
         return [Problem("time", f"it had not ended after {late:.0f} s", "See the log, or raise --timeout.")]
     if code != 0:
@@ -250,19 +273,31 @@ def _problems(code: int | None, steps: Sequence[dict[str, Any]], late: float | N
     return []
 
 
-def _problem(failed: dict[str, Any]) -> Problem:
-    """A step's exception without its traceback, which the log has; one without words is told by where it ended."""
+def _logged(log: str, raised: str) -> str:
+    """The last error in a log that is not of the type of what was raised in the end; empty where there is none."""
+    found = [match.group() for match in LOGGED.finditer(log) if match.group(1) != raised]
+    return found[-1] if found else ""
+
+
+def _problem(failed: dict[str, Any], log: Path, device: str) -> Problem:
+    """A step's exception without its traceback, which the log has; one without words is told by where it ended, and
+    one that points to the log by the error in it."""
+    cause = _logged(log.read_text(errors="replace"), failed["type"]) if ELSEWHERE in failed["message"] else ""
     said, _, trace = failed["message"].partition("\n\nTraceback of ")
     frames = re.findall(r'^  File "([^"]+)", line (\d+), in .*\n    (.*)$', trace or failed["traceback"], re.M)
     said = said.replace("in the traceback below", "in the traceback in the log")
     file, line, code = frames[-1] if frames else ("", "", "")
     if not said.strip() or "carries no message" in said:
         said = f"{said.strip() or '(no message)'} It ended at {file}:{line}: {code}"
-    remedy = next((advice for words, advice in REMEDIES if words in failed["traceback"]), "")
-    if not remedy and "cpu" in Path(file).name:
-        remedy = "That is a limit of vLLM's CPU build. Rehearse on the accelerator."
+    if cause:
+        said = f"{said.strip()} In the log: {cause}"
+    text = f"{cause} {failed['message']} {failed['traceback']}"
+    limit = next((advice for words, advice in CPU_LIMITS if words in text and device == "cpu"), "")
+    remedy = limit or next((advice for words, advice in REMEDIES if words in text), "")
+    if not remedy and "cpu" in Path(file).name and device == "cpu":
+        remedy = limit = f"That is a limit of vLLM's CPU build. {ON_ACCELERATOR}"
     elif not remedy and not said.startswith("eagle3compat:"):
         remedy = GENERAL
     if len(said) > LONGEST_MESSAGE:
         said = f"{said[:LONGEST_MESSAGE].rstrip()} ... (the rest is in the log)"
-    return Problem(failed["step"], f"{failed['type']}: {said}", remedy)
+    return Problem(failed["step"], f"{failed['type']}: {said}", remedy, bool(limit))

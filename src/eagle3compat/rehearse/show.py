@@ -41,6 +41,9 @@ def show(verdict: Verdict) -> None:
             out.print(Text(problem.remedy))
     if verdict.log:
         out.print(Text(f"log: {verdict.log}"))
+    if verdict.untried:
+        out.print(Text("\ncould not be tried here; of the real run that says nothing", style="yellow"))
+        return
     works = "works" if verdict.ran else "nothing in the config speaks against it; not run"
     out.print(Text(f"\n{works if verdict.works else 'would fail'}", style="green" if verdict.works else "red"))
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..detect import DISTRIBUTIONS
 from ..errors import InputError
+from ..steps import ask, end
 
 SECONDS = 60.0
+END_SECONDS = 5.0
 _LOCATE = """
 import importlib.metadata, importlib.util, json, sys
 sys.path[:] = [place for place in sys.path if place]
@@ -58,9 +62,11 @@ def locate(python: str) -> ServerVllm | None:
     """The vLLM that `python` would import; None if it has none. Raises InputError if it cannot be asked."""
     command = [python, "-c", _LOCATE, *DISTRIBUTIONS["vllm"]]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = ask(command, SECONDS)
         found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+    except subprocess.TimeoutExpired:
+        raise InputError(f"--server-python {python} did not answer within {SECONDS:.0f} s. Give a python.") from None
+    except (OSError, ValueError) as error:
         raise InputError(f"--server-python {python} cannot be asked for its vLLM: {error}. Give a python.") from error
     if not isinstance(found, dict) or not {"directory", "version", "distribution"} <= set(found):
         said = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
@@ -86,12 +92,16 @@ def path_problems(folder: str, python: str | None = None) -> Iterator[str]:
         return
     marker = place / f".eagle3compat-{os.getpid()}"
     command = [python or sys.executable, "-c", _HOLD, str(marker)]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    assert holder.stdin is not None
     assert holder.stdout is not None
     assert holder.stderr is not None
     try:
-        if holder.stdout.readline().strip() != "held":
-            said = holder.stderr.read().strip().splitlines()[-1:] or ["it ended"]
+        if not select.select([holder.stdout], [], [], SECONDS)[0]:
+            yield f"{command[0]} did not answer within {SECONDS:.0f} s, so {folder} was not tried. Give a python."
+        elif holder.stdout.readline().strip() != b"held":
+            said = holder.stderr.read().decode(errors="replace").strip().splitlines()[-1:] or ["it ended"]
             yield f"the server cannot write to the hidden-states path {folder}: {said[0]}. Both need that folder."
         elif not marker.is_file():
             yield (
@@ -104,7 +114,12 @@ def path_problems(folder: str, python: str | None = None) -> Iterator[str]:
                 "files before they are whole. Use a folder on a local disk, or a file system with flock."
             )
     finally:
-        holder.communicate()
+        holder.stdin.close()
+        with suppress(subprocess.TimeoutExpired):  # it is to remove its file, and is ended where it does not
+            holder.wait(END_SECONDS)
+        end(holder)
+        holder.stdout.close()
+        holder.stderr.close()
 
 
 def _locked(file: Path) -> bool:
