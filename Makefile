@@ -55,6 +55,7 @@ docs-check: $(STAMP)  ## the generated pages are what they are made from
 	$(BIN)/python tools/adapter_docs.py --check
 	$(BIN)/python tools/release_docs.py --check
 	$(BIN)/python tools/family_docs.py --check
+	$(BIN)/python tools/gpu_docs.py --check
 	$(BIN)/python tools/server_docs.py --check
 	$(BIN)/eagle3compat matrix check
 	$(BIN)/python tools/matrix_docs.py --check

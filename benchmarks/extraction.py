@@ -14,20 +14,25 @@ Then, in a process of its own, `llm`: `vllm.LLM.generate` with max_tokens=1, the
 same max_model_len, max_num_seqs, max_num_batched_tokens, enforce_eager, no prefix caching, all else as vLLM chooses. It
 schedules and executes in another process, so that it is the ceiling for those who do not capture.
 
+With --connector, in a third process, the way of later releases: the same `vllm.LLM` with vLLM's `extract_hidden_states`
+and its file connector, one call after another as there; a call has ended when all of its files are read.
+
 Printed are tokens/s from median seconds, and medians of ratios within a round. All seconds, what they were spent on and
-what they were measured on go to out/extraction-SHAPE.json.
+what they were measured on go to out/extraction-SHAPE.json (SHAPE-tpN on N ranks).
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import functools
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,11 +90,12 @@ class Extraction:
         for prompts in self.calls:
             self.generator.generate(prompts)
 
-    def ways(self) -> dict[str, Callable[[], None]]:
-        return {"plain": self.plain, **{way: functools.partial(self.extract, way) for way in WAYS[1:]}}
+    def ways(self, pickled: bool) -> dict[str, Callable[[], None]]:
+        made = {"plain": self.plain, **{way: functools.partial(self.extract, way) for way in WAYS[1:]}}
+        return made if pickled else {name: way for name, way in made.items() if name != "pickled"}
 
     def equal(self) -> bool:
-        """Whether both ways give the same bytes."""
+        """Whether shared memory and pickled replies give the same bytes."""
         import torch
 
         got = []
@@ -158,9 +164,9 @@ def measure_extraction(model: Path, options: argparse.Namespace) -> dict[str, An
     import torch
 
     measured = Extraction(model, options)
-    engine, ways = measured.executor.engine, measured.ways()
+    engine, ways = measured.executor.engine, measured.ways(not options.no_pickled)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    parts: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS[1:]}
+    parts: dict[str, list[dict[str, float]]] = {name: [] for name in ways if name != "plain"}
     peaks = {}
     for name in ("shared", *ways):  # the first batch proves the reading, and later ones are warm
         ways[name]()
@@ -183,22 +189,70 @@ def measure_extraction(model: Path, options: argparse.Namespace) -> dict[str, An
     }
 
 
-def measure_llm(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams
+def language_model(model: Path, options: argparse.Namespace, **more: Any) -> Any:
+    """`vllm.LLM` with the settings of stock's generator."""
+    from vllm import LLM
 
-    llm = LLM(
+    return LLM(
         model=str(model), load_format="dummy", enforce_eager=True, max_model_len=max_length(options),
         max_num_seqs=SEQUENCES, max_num_batched_tokens=max(BUDGET, max_length(options)), enable_prefix_caching=False,
-        tensor_parallel_size=options.tensor_parallel_size, gpu_memory_utilization=0.8, seed=0,
+        tensor_parallel_size=options.tensor_parallel_size, gpu_memory_utilization=0.8, seed=0, **more,
     )
-    calls, parameters = calls_of(options), SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 
-    def generate() -> None:
+
+def generate(llm: Any, prompts: list[list[int]]) -> list[Any]:
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs: list[Any] = llm.generate(asked, parameters, use_tqdm=False)
+    return outputs
+
+
+def measure_llm(model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    llm, calls = language_model(model, options), calls_of(options)
+
+    def play() -> None:
         for prompts in calls:
-            llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], parameters, use_tqdm=False)
+            generate(llm, prompts)
 
-    generate()
-    return {"llm": [timed(generate) for _ in range(options.rounds)]}
+    play()
+    return {"llm": [timed(play) for _ in range(options.rounds)]}
+
+
+def measure_connector(model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    calls = calls_of(options)
+    with tempfile.TemporaryDirectory() as folder:
+        layers = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in options.layer_ids]}
+        llm = language_model(
+            model, options,
+            speculative_config={"method": "extract_hidden_states", "num_speculative_tokens": 1,
+                                "draft_model_config": {"hf_config": layers}},
+            kv_transfer_config={"kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer",
+                                "kv_connector_extra_config": {"shared_storage_path": folder}},
+        )  # fmt: skip
+        shape = [options.tokens, len(options.layer_ids), SHAPES[options.shape]["model"]["hidden_size"]]
+
+        def play() -> None:
+            for prompts in calls:
+                for output in generate(llm, prompts):
+                    file = Path(output.kv_transfer_params["hidden_states_path"])
+                    lock = file.with_name(f"{file.name}.lock")
+                    if lock.exists():
+                        with lock.open() as held:
+                            fcntl.flock(held, fcntl.LOCK_SH)
+                        lock.unlink()
+                    found = list(load_file(file)["hidden_states"].shape)
+                    assert found == shape, f"{file} holds {found}, not {shape}"
+                    file.unlink()
+
+        play()
+        return {"connector": [timed(play) for _ in range(options.rounds)]}
+
+
+MEASURES = {"extraction": measure_extraction, "llm": measure_llm, "connector": measure_connector}
 
 
 def versions() -> dict[str, str]:
@@ -235,14 +289,19 @@ def print_table(figures: dict[str, Any], options: argparse.Namespace) -> None:
     print(f"both ways give the same bytes: {figures['equal']}")
 
 
+def label(options: argparse.Namespace) -> str:
+    ranks = options.tensor_parallel_size
+    return str(options.shape) if ranks == 1 else f"{options.shape}-tp{ranks}"
+
+
 def phase(name: str, options: argparse.Namespace, python: str, model: Path) -> dict[str, Any]:
     """Run one phase in a process of its own; its output goes to a log."""
     given = ("shape", "prompts", "tokens", "batch", "rounds", "tensor_parallel_size")
     command = [python, __file__, "--phase", name]
     for option in given:
         command += [f"--{option.replace('_', '-')}", str(getattr(options, option))]
-    command += ["--layer-ids", *map(str, options.layer_ids)]
-    log = OUT / f"extraction-{options.shape}-{name}.log"
+    command += ["--layer-ids", *map(str, options.layer_ids), *(["--no-pickled"] if options.no_pickled else [])]
+    log = OUT / f"extraction-{label(options)}-{name}.log"
     print(f"measuring {name}; its output goes to {log}", flush=True)
     env = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -264,7 +323,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--here", action="store_true", help="in this interpreter, which has vLLM and speculators")
     parser.add_argument("--no-llm", action="store_true", help="leave out vLLM alone")
-    parser.add_argument("--phase", choices=("extraction", "llm"), help=argparse.SUPPRESS)
+    parser.add_argument("--no-pickled", action="store_true", help="leave out pickled replies, but for one comparison")
+    parser.add_argument("--connector", action="store_true", help="also vLLM's extract_hidden_states with its files")
+    parser.add_argument("--phase", choices=sorted(MEASURES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name in ("prompts", "tokens", "batch", "rounds", "layer_ids"):
         if getattr(options, name) is None:
@@ -277,17 +338,20 @@ def main() -> None:
     model = OUT / f"model-{options.shape}"
     if options.phase:
         make_model(model, SHAPES[options.shape]["model"])
-        figures = {"extraction": measure_extraction, "llm": measure_llm}[options.phase](model, options)
+        figures = MEASURES[options.phase](model, options)
         (model / f"{options.phase}.json").write_text(json.dumps(figures))
         return
     python = interpreter(PAIR, options.here)
     OUT.mkdir(exist_ok=True)
     figures = phase("extraction", options, python, model)
-    if not options.no_llm:
-        figures["seconds"] |= phase("llm", options, python, model)
     settings = {name: value for name, value in vars(options).items() if name != "phase"}
     figures |= {"options": settings, "date": datetime.date.today().isoformat()}
-    (OUT / f"extraction-{options.shape}.json").write_text(json.dumps(figures, indent=1))
+    result = OUT / f"extraction-{label(options)}.json"
+    result.write_text(json.dumps(figures, indent=1))
+    for name, wanted in (("llm", not options.no_llm), ("connector", options.connector)):
+        if wanted:
+            figures["seconds"] |= phase(name, options, python, model)
+            result.write_text(json.dumps(figures, indent=1))
     print_table(figures, options)
 
 

@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -31,6 +32,8 @@ TOKENS = 4096
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 SEQUENCES = (1, 4, 16, 64, 256)
 LAYERS = (1, 2, 4, 8)
+
+AXES = ("tokens", "sequences", "layers", "ranks")
 
 Point = dict[str, Any]
 
@@ -52,8 +55,8 @@ def points(shape: dict[str, Any], ranks: int) -> list[Point]:
     return made
 
 
-def measure(model: Path, shape: dict[str, Any], rounds: int, ranks: int) -> list[Point]:
-    wanted = points(shape, ranks)
+def measure(model: Path, shape: dict[str, Any], rounds: int, ranks: int, axes: Sequence[str]) -> list[Point]:
+    wanted = [point for point in points(shape, ranks) if any(name in point["axis"].split() for name in axes)]
     measured: Extraction | None = None
     made_for: Any = None
     for point in wanted:
@@ -96,6 +99,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=1, help="measure tensor-parallel sizes up to this")
+    parser.add_argument("--axes", nargs="+", choices=AXES, default=AXES, help="what grows; all by default")
     parser.add_argument("--here", action="store_true", help="in this interpreter, which has vLLM and speculators")
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -103,7 +107,7 @@ def main() -> None:
     shape = SHAPES[options.shape]
     if options.run:
         make_model(model, shape["model"])
-        found = measure(model, shape, options.rounds, options.ranks)
+        found = measure(model, shape, options.rounds, options.ranks, options.axes)
         about = {"versions": versions(), "cores": len(os.sched_getaffinity(0)), "rounds": options.rounds,
                  "shape": options.shape, "date": datetime.date.today().isoformat()}  # fmt: skip
         result.write_text(json.dumps({**about, "points": found}, indent=1))
@@ -114,6 +118,7 @@ def main() -> None:
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     words = ["--shape", options.shape, "--rounds", str(options.rounds), "--ranks", str(options.ranks), "--run"]
+    words += ["--axes", *options.axes]
     log = OUT / f"growth-{options.shape}.log"
     with log.open("w") as file, subprocess.Popen(
         [python, __file__, *words], stdout=subprocess.PIPE, stderr=file, env=env, text=True

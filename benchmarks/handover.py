@@ -54,12 +54,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     replies = {name: [0] * options.layers for name in names}
     for _ in range(options.rounds):
         landing = Landing(pool, sheet)
-        record("memory for the results", lambda landing=landing: wait(landing._targets.values()))
+        record("memory for the results", lambda landing=landing: prepared(landing, tensors))
         record("taking out and looking", lambda landing=landing: landing.finish(replies))
         copy = record("before: pickling", lambda: pickle.loads(pickle.dumps(state, 5)), tensors)
         record("before: stock's copy", copy.clone, tensors)
         record("before: looking", lambda copy=copy: bool(torch.isfinite(copy).all()) and bool(copy.any()), tensors)
     return figures
+
+
+def prepared(landing: Any, tensors: int) -> None:
+    while len(landing._targets) < tensors:
+        time.sleep(0.0001)
+    wait({part.group for part in landing._targets.values()})
 
 
 def timed(action: Callable[[], Any]) -> tuple[float, Any]:

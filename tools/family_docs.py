@@ -76,7 +76,22 @@ def evidence(folder: Path = EVIDENCE) -> list[dict[str, Any]]:
     """All records, by family in the order of the table, then by vLLM and device."""
     found = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
     order = list(FAMILIES)
-    return sorted(found, key=lambda one: (order.index(one["family"]), one["versions"]["vllm"], one["device"]))
+
+    def place(one: dict[str, Any]) -> tuple[Any, ...]:
+        return order.index(one["family"]), one["versions"]["vllm"], one["device"], _ranks(one)
+
+    return sorted(found, key=place)
+
+
+def _ranks(record: dict[str, Any]) -> int:
+    """Tensor-parallel size; records from before it was written down are of 1."""
+    return int(record.get("ranks", 1))
+
+
+def _place(record: dict[str, Any]) -> str:
+    """Where a family ran."""
+    ranks = _ranks(record)
+    return PLACES[record["device"]] if ranks == 1 else f"{ranks} {PLACES[record['device']]}s"
 
 
 def document(records: list[dict[str, Any]]) -> str:
@@ -99,7 +114,7 @@ def _rows(name: str, records: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]
     for one in records:
         verdicts = one.get("dtypes", {})
         ran = [verdict for verdict in verdicts.values() if "worst" in verdict]
-        place = "read only" if one["outcome"] == "not run" else PLACES[one["device"]]
+        place = "read only" if one["outcome"] == "not run" else _place(one)
         yield (
             family.title,
             next((verdict["model"] for verdict in ran), family.architecture),
@@ -120,7 +135,7 @@ def _error(verdict: dict[str, Any] | None) -> str:
 
 
 def _reason(record: dict[str, Any]) -> Iterator[str]:
-    title = f"{FAMILIES[record['family']].title}, vLLM {record['versions']['vllm']}, {PLACES[record['device']]}"
+    title = f"{FAMILIES[record['family']].title}, vLLM {record['versions']['vllm']}, {_place(record)}"
     for dtype, verdict in record.get("dtypes", {}).items():
         if "image" in verdict:
             yield f"- {title}, {dtype}: a prompt with an image's token: {verdict['image']}"

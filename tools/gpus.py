@@ -3,8 +3,9 @@
     python tools/gpus.py --out DIR [--layers 0,2,4,5] [--ranks 1,2] [--label NAME]
 
 For a GPU host, which needs no network: vLLM, speculators and transformers are those of the running Python. Sessions
-run side by side on the GPUs that there are. With --ends, then what must be alone: a forked start after CUDA was used,
-and what is left on the GPUs after Ctrl-C and after a kill. DIR/gpus-LABEL.json holds the outcome; a table is printed.
+run side by side on the GPUs that there are. With --faults, also a GPU that is full, and a forked start after CUDA was
+used; with --ends, what is left on the GPUs after Ctrl-C, an exception and a kill, which must be alone.
+DIR/gpus-LABEL.json holds the outcome; a table is printed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,24 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 SESSION = ROOT / "tests/real/session.py"
 INTERRUPTED = ROOT / "tests/real/interrupted.py"
+CLIENT = ROOT / "tests/real/serve_client.py"
+UNPACK = """
+import json, sys, torch
+from pathlib import Path
+from safetensors.torch import load_file
+folder, prompts = Path(sys.argv[1]), json.loads(sys.argv[2])
+found = []
+for number, prompt in enumerate(prompts):
+    content = load_file(folder / f"hs_{number}.safetensors")
+    assert content["token_ids"].tolist() == prompt, f"hs_{number}.safetensors holds other tokens"
+    found.append(list(content["hidden_states"].unbind(1)))
+torch.save(found, folder / "states.pt")
+"""
+"""Files of the server's contract as a list of states a prompt."""
 FAMILIES = ("llama", "deepseek_v3")
-SHARE = 0.2
+SHARE = 0.06
 """Of a GPU's memory for one session: several share a GPU."""
+ENDS = ("interrupt", "exception", "kill")
 TIMEOUT = 290
 RELEASE_SECONDS = 60
 console = Console(width=140)
@@ -181,6 +197,82 @@ def forked_after_cuda(work: Path, model: Path, layers: Sequence[int]) -> dict[st
     return session(work / "fork", steps, 0)
 
 
+def out_of_memory(work: Path, model: Path, layers: Sequence[int]) -> dict[str, Any]:
+    """A GPU whose memory another program takes: while a batch is computed, and before a load."""
+    batch = {"prompts": [[9 + (number + place) % 500 for place in range(250)] for number in range(40)]}
+    again = {**batch, "save": "again"}
+    steps: list[dict[str, Any]] = [
+        {"name": "apply", "do": "apply"},
+        {"name": "load", "do": "load", "with": load(model, layers, 1)},
+        {"name": "fill", "do": "fill_accelerator"},
+        {"name": "generate without memory", "do": "generate", "with": batch},
+        {"name": "release", "do": "release_accelerator"},
+        {"name": "generate again", "do": "generate", "with": again},
+        {"name": "close", "do": "close"},
+        {"name": "fill once more", "do": "fill_accelerator"},
+        {"name": "load without memory", "do": "load", "with": load(model, layers, 1)},
+        {"name": "release once more", "do": "release_accelerator"},
+        {"name": "load again", "do": "load", "with": load(model, layers, 1)},
+        {"name": "generate at last", "do": "generate", "with": batch},
+        {"name": "close at last", "do": "close"},
+    ]
+    return session(work / "memory", steps, 0)
+
+
+def flat(work: Path, model: Path, layers: Sequence[int]) -> dict[str, Any]:
+    """The most bytes that a worker has on its GPU, by the number of sequences in a call."""
+    steps: list[dict[str, Any]] = [
+        {"name": "apply", "do": "apply"},
+        {"name": "load", "do": "load", "with": load(model, layers, 1)},
+    ]
+    for count in (40, 40, 200, 1000, 5000):
+        prompts = [[9 + (number + place) % 500 for place in range(250)] for number in range(count)]
+        steps.append({"name": f"{count} sequences", "do": "generate", "with": {"prompts": prompts}})
+        steps.append({"name": f"peak of {count}", "do": "accelerator_peak"})
+    steps.append({"name": "close", "do": "close"})
+    return session(work / "flat", steps, 0)
+
+
+def served(work: Path, model: Path, layers: Sequence[int], clients: Path) -> dict[str, Any]:
+    """`eagle3compat serve` on a GPU, asked by each stock client of a folder: what is off, and whose rows they are."""
+    folder, found = work / "served", dict[str, Any]()
+    folder.mkdir(parents=True)
+    files, log = folder / "files", folder / "log"
+    ids = ["--target-layer-ids", *(str(layer + 1) for layer in layers)]
+    command = [sys.executable, "-m", "eagle3compat", "serve", str(model), *ids, "--hidden-states-path", str(files),
+               "--host", "127.0.0.1", "--port", "0", "--max-model-len", "256",
+               "--gpu-memory-utilization", str(SHARE)]  # fmt: skip
+    with log.open("w") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=file, env=environment(0))
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while " on http://" not in log.read_text():
+            if server.poll() is not None or time.monotonic() > deadline:
+                return {"error": log.read_text()[-3000:]}
+            time.sleep(0.5)
+        url = "http://" + log.read_text().split(" on http://")[1].split(",")[0]
+        batch = "over budget"
+        job = {"url": url, "prompts": prompts()[batch], "concurrency": 32}
+        (folder / "job.json").write_text(json.dumps(job))
+        for site in sorted(clients.iterdir()):
+            out = folder / site.name
+            words = [sys.executable, str(CLIENT), str(site), str(folder / "job.json"), str(out)]
+            done = subprocess.run(words, env=environment(0), capture_output=True, text=True)
+            if done.returncode:
+                found[site.name] = {"error": done.stderr[-1000:]}
+                continue
+            report = json.loads((out / "report.json").read_text())
+            command = [sys.executable, "-c", UNPACK, str(out), json.dumps(job["prompts"])]
+            rows = subprocess.run(command, env=environment(0), capture_output=True, text=True)
+            want = model.parent / f"{model.name}-{batch}.pt"
+            wrong = {"error": rows.stderr[-1000:]} if rows.returncode else compared(out / "states.pt", want, layers)
+            found[site.name] = {**wrong, "seconds": report["seconds"], "errors": report["errors"]}
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+    return found
+
+
 def left_behind(work: Path, model: Path, ranks: int, how: str) -> dict[str, Any]:
     """MiB in use on each GPU before a driver, while it extracts, and after it ended by `how`; workers left alive."""
     folder = work / how
@@ -195,10 +287,10 @@ def left_behind(work: Path, model: Path, ranks: int, how: str) -> dict[str, Any]
     time.sleep(2)
     during = gpu_memory()
     workers = json.loads(out.read_text())["workers"] if out.exists() else []
-    if how == "kill":
-        os.kill(driver.pid, signal.SIGKILL)
-    else:
+    if how == "interrupt":
         os.killpg(driver.pid, signal.SIGINT)
+    else:
+        os.kill(driver.pid, signal.SIGKILL if how == "kill" else signal.SIGUSR1)
     driver.wait(TIMEOUT)
     deadline = time.monotonic() + RELEASE_SECONDS
     while time.monotonic() < deadline and max(a - b for a, b in zip(gpu_memory(), before, strict=True)) > 8:
@@ -231,7 +323,10 @@ def main() -> None:
     parser.add_argument("--layers", default="0,2,4,5")
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--label", default="here")
-    parser.add_argument("--ends", action="store_true", help="also what is left on the GPUs after the end and a kill")
+    parser.add_argument("--ends", action="store_true", help=f"also what is left on the GPUs after {', '.join(ENDS)}")
+    parser.add_argument("--no-sizes", action="store_true", help="leave out the extraction at each size")
+    parser.add_argument("--clients", type=Path, help="also serve, to the stock clients in this folder's folders")
+    parser.add_argument("--faults", action="store_true", help="also memory as a batch grows, none left, CUDA and fork")
     options = parser.parse_args()
     layers = [int(layer) for layer in options.layers.split(",")]
     ranks = [int(size) for size in options.ranks.split(",")]
@@ -250,19 +345,26 @@ def main() -> None:
             "versions": {name: version(name) for name in ("vllm", "speculators", "torch", "transformers")},
             "layers": layers,
             "memory before": gpu_memory(),
-            "sizes": parallel_sizes(work, models, layers, ranks),
+            "sizes": {} if options.no_sizes else parallel_sizes(work, models, layers, ranks),
         }
         found["memory after"] = gpu_memory()
         _write(options, found)
         console.print(table(found), f"after {time.monotonic() - started:.0f} s")
         if options.ends:
-            found["forked after CUDA"] = forked_after_cuda(work, models["llama"], layers)
-            for how in ("interrupt", "kill"):
+            for how in ENDS:
                 found[how] = left_behind(work, models["llama"], max(ranks), how)
                 _write(options, found)
-            console.print({name: found[name] for name in ("interrupt", "kill")})
-            steps = found["forked after CUDA"]["steps"]
-            console.print({name: step.get("error", "ok") for name, step in steps.items()})
+                console.print(how, found[how])
+        if options.faults:
+            for name, measure in (("flat", flat), ("out of memory", out_of_memory), ("fork", forked_after_cuda)):
+                found[name] = measure(work, models["llama"], layers)
+                _write(options, found)
+                console.print(name, {step: outcome.get("value", outcome.get("message"))
+                                     for step, outcome in found[name]["steps"].items()})  # fmt: skip
+        if options.clients:
+            found["served"] = served(work, models["llama"], layers, options.clients)
+            _write(options, found)
+            console.print("served", found["served"])
         for folder in work.glob("tp*"):
             steps = found["sizes"][folder.name]["steps"]
             if any("error" in step and not name.startswith("raise") for name, step in steps.items()):

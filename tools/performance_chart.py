@@ -16,8 +16,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "evidence" / "benchmarks"
 FILE = ROOT / "docs" / "performance.svg"
-WIDTH, PANEL, GAP, TOP, HEIGHT = 940, 190, 40, 60, 170
+WIDTH, PANEL, GAP, TOP, HEIGHT = 1040, 190, 40, 44, 170
 INK, OURS, OTHER = "#1f2328", "#1a7f37", "#9aa4b2"
+
+ROW = TOP + HEIGHT + 60
+FIGURES = ("growth-qwen3-8b", "extraction-qwen3-8b", "growth-tiny", "against")
+GPU_WAYS = {"with the library": "shared", "vLLM alone, no capture": "llm", "vLLM's own connector": "connector",
+            "pickled, as stock moves states": "pickled"}  # fmt: skip
+CPU_WAYS = {"with the library": "adapted", "stock": "stock", "transformers": "transformers"}
 
 Series = list[tuple[float, float, float, float]]
 """Points: x, and of a ratio the lower quartile, the median and the upper quartile."""
@@ -38,31 +44,43 @@ def axes(growth: dict[str, Any]) -> dict[str, Series]:
 
 
 def document() -> str:
-    growth, against = (json.loads((FOLDER / f"{name}.json").read_text("utf-8")) for name in ("growth-tiny", "against"))
-    return "\n".join(_svg(growth, against)) + "\n"
+    figures = {name: json.loads((FOLDER / f"{name}.json").read_text("utf-8")) for name in FIGURES}
+    return "\n".join(_svg(figures)) + "\n"
 
 
-def _svg(growth: dict[str, Any], against: dict[str, Any]) -> Iterator[str]:
-    height = TOP + HEIGHT + 70
+def _svg(figures: dict[str, Any]) -> Iterator[str]:
+    height = 2 * ROW + 20
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         'font-family="sans-serif" font-size="12" role="img">'
     )
-    yield "<title>Speed of extraction against plain prefill as work grows, and against stock and transformers</title>"
+    yield "<title>Speed of extraction against plain prefill as work grows, and against others</title>"
     yield f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
-    left = 44
-    yield _text(left, 20, "Extraction's speed as a share of plain prefill's, as work grows (median and quartiles)")
-    panels = axes(growth)
-    for axis, series in panels.items():
-        yield from _panel(left, axis, series)
-        left += PANEL + GAP
-    yield from _bars(left, against)
+    shared = "extraction's speed as a share of plain prefill's, as work grows (median and quartiles)"
+    gpu, cpu = figures["extraction-qwen3-8b"], figures["against"]
+    tokens = gpu["options"]["prompts"] * gpu["options"]["tokens"]
+    speeds = {name: tokens / median(gpu["seconds"][way]) for name, way in GPU_WAYS.items()}
+    title, under = f"One H200, a model of 8B: {shared}", "prompts of 2,000 tokens"
+    yield from _row(0, title, figures["growth-qwen3-8b"], speeds, under)
+    speeds = {name: cpu["tokens"] / median(cpu["seconds"][way]) for name, way in CPU_WAYS.items()}
+    title, under = f"A CPU, a small model: {shared}", "vLLM 0.16.0, where stock runs"
+    yield from _row(ROW, title, figures["growth-tiny"], speeds, under)
     yield "</svg>"
 
 
-def _panel(left: int, axis: str, series: Series) -> Iterator[str]:
+def _row(top: int, title: str, growth: dict[str, Any], speeds: dict[str, float], under: str) -> Iterator[str]:
+    left = 44
+    yield _text(left, top + 24, title)
+    top += TOP
+    for axis, series in axes(growth).items():
+        yield from _panel(left, top, axis, series)
+        left += PANEL + GAP
+    yield from _bars(left, top, speeds, under)
+
+
+def _panel(left: int, top: int, axis: str, series: Series) -> Iterator[str]:
     def y(value: float) -> float:
-        return TOP + HEIGHT - HEIGHT * min(value, 1.25) / 1.25
+        return top + HEIGHT - HEIGHT * min(value, 1.25) / 1.25
 
     logs = [math.log2(x) for x, *_ in series]
     span = max(logs) - min(logs)
@@ -76,20 +94,18 @@ def _panel(left: int, axis: str, series: Series) -> Iterator[str]:
     yield f'<polyline points="{line}" fill="none" stroke="{OURS}" stroke-width="2"/>'
     for x, (at, _low, middle, _high) in zip(xs, series, strict=True):
         yield f'<circle cx="{x:.1f}" cy="{y(middle):.1f}" r="3" fill="{OURS}"/>'
-        yield _text(x, TOP + HEIGHT + 16, f"{at:g}", "middle")
-    yield _text(left + PANEL / 2, TOP + HEIGHT + 36, axis, "middle")
+        yield _text(x, top + HEIGHT + 16, f"{at:g}", "middle")
+    yield _text(left + PANEL / 2, top + HEIGHT + 36, axis, "middle")
 
 
-def _bars(left: int, against: dict[str, Any]) -> Iterator[str]:
-    speeds = {name: against["tokens"] / median(seconds) for name, seconds in against["seconds"].items()}
-    speeds = {"with the library": speeds["adapted"], "stock": speeds["stock"], "transformers": speeds["transformers"]}
-    wide = WIDTH - left - 20
+def _bars(left: int, top: int, speeds: dict[str, float], under: str) -> Iterator[str]:
+    wide, high = WIDTH - left - 20, HEIGHT / len(speeds)
     for row, (name, speed) in enumerate(speeds.items()):
-        y = TOP + 6 + 54 * row
+        y = top + high * row
         colour = OTHER if row else OURS
         yield _text(left, y + 10, f"{name}: {speed:,.0f} tokens/s")
-        yield f'<rect x="{left}" y="{y + 16}" width="{wide * speed / max(speeds.values()):.1f}" height="18" fill="{colour}"/>'  # noqa: E501
-    yield _text(left, TOP + HEIGHT + 36, "the same prompts, vLLM 0.16.0")
+        yield f'<rect x="{left}" y="{y + 14:.1f}" width="{wide * speed / max(speeds.values()):.1f}" height="{high - 22:.1f}" fill="{colour}"/>'  # noqa: E501
+    yield _text(left, top + HEIGHT + 36, under)
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

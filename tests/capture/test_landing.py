@@ -74,6 +74,20 @@ def test_rows_that_were_written_again_are_taken_again(sheet: Sheet, pool: Thread
     assert bool((states["a"][0].tensor == 9).all())
 
 
+def test_many_small_states_are_taken_together_and_stay_apart(pool: ThreadPoolExecutor) -> None:
+    lengths = tuple(1 + number % 5 for number in range(300))
+    layout = Layout(tuple(map(str, range(300))), lengths, layers=3, hidden_size=4, dtype=torch.float32)
+    sheet = Sheet(layout, torch.zeros(layout.size, dtype=torch.uint8))
+    sheet.rows.copy_(torch.arange(1, sheet.rows.numel() + 1).view(sheet.rows.shape))
+    sheet.landed[:, ::2] = torch.tensor(lengths)[::2]  # half of them while the call goes on
+    landing = Landing(pool, sheet)
+    until(lambda: len(landing._copies) == 450)
+    states = landing.finish({name: [0, 0, 0] for name in layout.requests})
+    for name, place in sheet.places.items():
+        assert torch.equal(torch.stack([state.tensor for state in states[name]]), place)
+        assert all(state.tensor.untyped_storage().nbytes() == state.tensor.nbytes for state in states[name])
+
+
 def test_what_came_in_the_reply_is_kept(sheet: Sheet, pool: ThreadPoolExecutor) -> None:
     own = torch.ones(4, 16)
     states = Landing(pool, sheet).finish({"a": [own, 0], "b": [0, 0]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from eagle3compat.capture.rows import Step
 from eagle3compat.capture.segment import Address, Layout, Segment, Sheet
-from eagle3compat.capture.store import Store
+from eagle3compat.capture.store import Spans, Store, joined
 from eagle3compat.errors import ResultError, UnprovenCaptureError
 
 PROMPTS = {"a": [7, 8, 9], "b": [4, 5]}
@@ -128,6 +129,24 @@ def test_clear_forgets_everything() -> None:
     assert not filled.expects(BOTH)
 
 
+def test_rows_that_follow_one_another_in_step_and_place_travel_together() -> None:
+    pieces = [(slice(0, 2), 10), (slice(2, 5), 12), (slice(5, 6), 20), (slice(7, 8), 21), (slice(8, 9), 22)]
+    assert joined(pieces) == [(slice(0, 5), 10), (slice(5, 6), 20), (slice(7, 9), 21)]
+    assert joined([]) == []
+
+
+def test_stretches_are_counted_once_however_they_come() -> None:
+    drawn = random.Random(3)
+    for _ in range(200):
+        spans, filed = Spans(), set[int]()
+        for _ in range(8):
+            start = drawn.randrange(20)
+            rows = set(range(start, start + drawn.randint(1, 6)))
+            assert spans.add(start, start + len(rows)) == bool(rows & filed)
+            filed |= rows
+            assert spans.count == len(filed)
+
+
 LAYOUT = Layout(("a", "b"), (3, 2), layers=2, hidden_size=4, dtype=torch.float32)
 
 
@@ -164,8 +183,8 @@ def test_rows_computed_again_are_told_before_they_are_written(segment: Segment) 
     filled, sheet = attached(segment)
     file(filled, BOTH, [0, 1, 0, 1, 2], [4, 5, 7, 8, 9])
     file(filled, Step(("a",), (2,)), [0, 1], [7, 8], 10 * ROWS)
-    assert sheet.revisions.tolist() == [[1, 0], [1, 0]]
-    assert filled.collect(["b", "a"]) == {"b": [0, 0], "a": [1, 1]}
+    assert sheet.revisions.tolist() == [[2, 0], [2, 0]]
+    assert filled.collect(["b", "a"]) == {"b": [0, 0], "a": [2, 2]}
     assert torch.equal(sheet.places["a"][0][:2], 10 * ROWS[:2] + 1)
 
 
@@ -239,7 +258,7 @@ def test_what_is_on_its_way_is_waited_for_and_is_not_called_landed(segment: Segm
     file(filled, Step(("b", "a"), (2, 1)), [0, 1, 2], [4, 5, 9])
     assert sheet.revisions.tolist() == [[1, 0], [1, 0]]
     assert courier.most == 4  # two steps of two layers
-    assert filled.collect(["a", "b"]) == {"a": [1, 1], "b": [0, 0]}
+    assert filled.collect(["a", "b"]) == {"a": [2, 2], "b": [0, 0]}  # read in between, it would be of another revision
     assert torch.equal(sheet.places["a"][0], torch.cat([ROWS[:2], ROWS[2:3]]) + 1)
 
 

@@ -70,8 +70,11 @@ def write_checkpoint(family: Family, directory: Path) -> None:
     config = {**family.full_config, "model_type": family.model_type, "torch_dtype": "bfloat16"}
     tiny._write_json(directory / "config.json", {"architectures": [family.architecture], **config})
     shapes = CHECKPOINTS[family.name](config)
-    weights = {name: draw(name, torch.zeros(shape), family) for name, shape in shapes.items()}
-    save_file({n: w.to(torch.bfloat16) for n, w in weights.items()}, directory / "model.safetensors", {"format": "pt"})
+    weights = {}
+    for name, shape in shapes.items():
+        drawn = draw(name, torch.zeros(shape), family)
+        weights[name] = (torch.zeros(shape) if drawn is None else drawn).to(torch.bfloat16)
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
 
 
 def make(family: Family) -> Any:

@@ -46,4 +46,38 @@ def step3p5(config: dict[str, Any]) -> Shapes:
     return shapes
 
 
-CHECKPOINTS: dict[str, Callable[[dict[str, Any]], Shapes]] = {"step3p5": step3p5}
+def minimax_m3(config: dict[str, Any]) -> Shapes:
+    """MiniMax M3: zero-centred norms, dense layers and mixtures with a shared expert, attention without an index."""
+    text = config["text_config"]
+    hidden, head, inner = text["hidden_size"], text["head_dim"], text["intermediate_size"]
+    queries, keys = text["num_attention_heads"] * head, text["num_key_value_heads"] * head
+    shapes: Shapes = {"model.embed_tokens.weight": (text["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    shapes["lm_head.weight"] = (text["vocab_size"], hidden)
+    for layer, mixture in enumerate(text["moe_layer_freq"]):
+        parts: Shapes = {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (queries, hidden),
+            "self_attn.k_proj": (keys, hidden),
+            "self_attn.v_proj": (keys, hidden),
+            "self_attn.o_proj": (hidden, queries),
+            "self_attn.q_norm": (head,),
+            "self_attn.k_norm": (head,),
+        }
+        if mixture:
+            experts = text["num_local_experts"]
+            parts |= {"block_sparse_moe.gate": (experts, hidden)}
+            places = [f"block_sparse_moe.experts.{number}" for number in range(experts)]
+            parts |= {f"{place}.{name}": (inner, hidden) for place in places for name in ("w1", "w3")}
+            parts |= {f"{place}.w2": (hidden, inner) for place in places}
+            dense, width = "block_sparse_moe.shared_experts", inner * text["n_shared_experts"]
+            shapes[f"model.layers.{layer}.block_sparse_moe.e_score_correction_bias"] = (experts,)
+        else:
+            dense, width = "mlp", text["dense_intermediate_size"]
+        parts |= {f"{dense}.{name}": (width, hidden) for name in ("gate_proj", "up_proj")}
+        parts[f"{dense}.down_proj"] = (hidden, width)
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in parts.items()}
+    return shapes
+
+
+CHECKPOINTS: dict[str, Callable[[dict[str, Any]], Shapes]] = {"step3p5": step3p5, "minimax_m3": minimax_m3}

@@ -31,6 +31,7 @@ READ: dict[str, tuple[str, str, str]] = {
     "olmo2": RAISES,
     "granite": RAISES,
     "transformers": RAISES,
+    "minimax_m3": ("no such model", *("right on one GPU, silently wrong on more",) * 2),
     "step3p5": RAISES,
     "cohere": DIFFERS,
     "exaone4": DIFFERS,

@@ -275,6 +275,22 @@ MIXTURES = [
         without=NO_SIGMOID,
     ),
     Family(
+        "minimax_m3", "MiniMax M3, dense attention", "minimax_m3_vl", "MiniMaxM3SparseForCausalLM",
+        {**IDS, "tie_word_embeddings": False},
+        text={
+            "model_type": "minimax_m3_text", "head_dim": 128, "rotary_dim": 64, "partial_rotary_factor": 0.5,
+            "dense_intermediate_size": INNER, "intermediate_size": 128, "shared_intermediate_size": 128,
+            "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "n_shared_experts": 1, "use_routing_bias": True,
+            "routed_scaling_factor": 1.0, "moe_layer_freq": [0, 0, 1, 1, 0, 1], "rope_theta": 10000.0,
+            "hidden_act": "swigluoai", "num_mtp_modules": 0,
+            "sparse_attention_config": {
+                "use_sparse_attention": True, "sparse_index_dim": 128, "sparse_num_index_heads": 2,
+                "sparse_topk_blocks": 16, "sparse_block_size": 128, "sparse_attention_freq": [0] * LAYERS,
+            },
+        },
+        without={"cpu": "vLLM's CPU build has no MiniMax M3"},
+    ),
+    Family(
         "step3p5", "Step 3.5", "step3p5", "Step3p5ForCausalLM",
         {
             "num_attention_groups": 2, "moe_num_experts": EXPERTS, "moe_top_k": 2, "moe_intermediate_size": 128,

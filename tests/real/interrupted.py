@@ -1,5 +1,6 @@
 """A driver that extracts until a signal ends it: `python interrupted.py MODEL OUT.json [TENSOR_PARALLEL_SIZE]`.
 
+SIGUSR1 makes the call raise, and nobody catches that.
 OUT.json says which processes there are, once batches run; after Ctrl-C, also what the next calls gave.
 """
 
@@ -28,7 +29,12 @@ def outcome(call: Any) -> str:
     return "ok"
 
 
+def fail(_number: int, _frame: Any) -> None:
+    raise RuntimeError("as a user's script may")
+
+
 def main() -> None:
+    signal.signal(signal.SIGUSR1, fail)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Python leaves it ignored if it was started so
     model, out, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1
     eagle3compat.apply()

@@ -130,6 +130,31 @@ class Session:
 
         torch.zeros(1, device="cuda")
 
+    def fill_accelerator(self) -> dict[str, Any]:
+        """Take all memory that the accelerator has left, as another program would."""
+        import torch
+
+        self.filled: list[Any] = []
+        for size in (2**30, 2**26, 2**21):
+            while True:
+                try:
+                    self.filled.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+                except torch.cuda.OutOfMemoryError:  # none of this size is left: that is what is wanted
+                    break
+        return {"taken": sum(block.numel() for block in self.filled), "free": torch.cuda.mem_get_info()[0]}
+
+    def release_accelerator(self) -> None:
+        """Give it back."""
+        import torch
+
+        self.filled = []
+        torch.cuda.empty_cache()
+
+    def accelerator_peak(self) -> int:
+        """Bytes: the most that torch has had on the accelerator in worker 0 since this was last asked."""
+        peak: int = self.generator.executor.engine.call(_peak)[0]
+        return peak
+
     def without_accelerator(self, gib: int) -> None:
         """Give stock, which asks CUDA for free memory, a figure on a machine that has none."""
         import torch
@@ -183,6 +208,14 @@ class Session:
 
     def revert(self) -> None:
         eagle3compat.revert()
+
+
+def _peak(_worker: Any) -> int:
+    import torch
+
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return int(peak)
 
 
 def edited(generator: Any, edit: dict[str, Any], start_method: str) -> Any:

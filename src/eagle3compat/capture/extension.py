@@ -96,7 +96,13 @@ class HiddenStatesWorkerExtension:
         return ""
 
     def eagle3compat_begin(self, prompts: Mapping[str, Sequence[int]], layout: Layout | None = None) -> None:
-        """Expect these requests, request id to token ids; their rows go to attached memory where `layout` says so."""
+        """Expect these requests and no others, request id to token ids.
+
+        Their rows go to attached memory where `layout` says so. What a failed call left is forgotten.
+        """
+        if not hasattr(self, "_eagle3compat_recorder"):
+            raise RuntimeError("eagle3compat_begin was called before _setup_hidden_states_capture: set up first")
+        self._eagle3compat_recorder.store.clear()
         self._eagle3compat_recorder.store.begin(prompts, layout)
 
     def eagle3compat_collect(self, requests: Sequence[str]) -> dict[str, list[torch.Tensor | int]] | None:

@@ -45,8 +45,9 @@ class Sheet:
     """One call's places in a segment.
 
     `landed` `[layers, requests]` int64: how many rows of a request are there, complete and shown to be its own.
-    `revisions`, likewise: how often rows that were there already have been written again since the call began.
-    `places` maps a request to its `[layers, rows, hidden_size]`.
+    `revisions`, likewise: goes up before and after rows that were there already are written again.
+    `rows` is `[layers, all rows, hidden_size]`; `starts` says at which row of them a request begins, and `places` maps
+    it to its `[layers, rows, hidden_size]`.
     """
 
     def __init__(self, layout: Layout, data: torch.Tensor) -> None:
@@ -54,10 +55,14 @@ class Sheet:
         words = data[: 8 * 2 * layout.layers * len(layout.requests)].view(torch.int64)
         self.landed, self.revisions = words.view(shape)
         rows = data[layout.header : layout.size].view(layout.dtype)
-        rows = rows.view(layout.layers, sum(layout.lengths), layout.hidden_size)
+        self.rows = rows.view(layout.layers, sum(layout.lengths), layout.hidden_size)
         self.layout = layout
         self.index = {request: number for number, request in enumerate(layout.requests)}
-        self.places = dict(zip(layout.requests, rows.split(layout.lengths, dim=1), strict=True))
+        ends = itertools.accumulate(layout.lengths)
+        self.starts = {
+            name: end - length for name, end, length in zip(layout.requests, ends, layout.lengths, strict=True)
+        }
+        self.places = dict(zip(layout.requests, self.rows.split(layout.lengths, dim=1), strict=True))
 
 
 @dataclass(frozen=True)

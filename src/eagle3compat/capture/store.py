@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 
@@ -25,6 +26,29 @@ class Piece:
     here: slice
 
 
+class Spans:
+    """Which rows of a prompt are filed, as stretches in order that neither touch nor overlap."""
+
+    def __init__(self) -> None:
+        self._stretches: list[tuple[int, int]] = []
+
+    def add(self, start: int, stop: int) -> bool:
+        """Take these rows down; whether one of them was there already."""
+        if not self._stretches or self._stretches[-1][1] < start:
+            self._stretches.append((start, stop))
+            return False
+        again = any(low < stop and start < high for low, high in self._stretches)
+        touching = [span for span in self._stretches if span[0] <= stop and start <= span[1]]
+        apart = [span for span in self._stretches if span not in touching]
+        lows, highs = zip((start, stop), *touching, strict=True)
+        self._stretches = sorted([*apart, (min(lows), max(highs))])
+        return again
+
+    @property
+    def count(self) -> int:
+        return sum(high - low for low, high in self._stretches)
+
+
 class Store:
     """One tensor `[len(prompt), hidden_size]` a layer and request, filled as rows arrive, in any order.
 
@@ -38,8 +62,8 @@ class Store:
         self.layer_ids = tuple(dict.fromkeys(layer_ids))
         self._prompts: dict[str, torch.Tensor] = {}
         self._states: dict[tuple[str, int], torch.Tensor] = {}
-        self._in_segment: set[tuple[str, int]] = set()
-        self._filled: dict[str, torch.Tensor] = {}
+        self._in_segment: dict[int, bool] = {}
+        self._filled: dict[tuple[str, int], Spans] = {}
         self._courier: Courier | None = None
         self._address: Address | None = None
         self._data: torch.Tensor | None = None
@@ -74,7 +98,8 @@ class Store:
         """Expect the rows of these requests (id to token ids), in the attached segment where `layout` says so."""
         for request, tokens in prompts.items():
             self._prompts[request] = torch.tensor(tokens, dtype=torch.long)
-            self._filled[request] = torch.zeros((len(self.layer_ids), len(tokens)), dtype=torch.bool)
+            self._filled.update({(request, layer): Spans() for layer in self.layer_ids})
+        self._in_segment.clear()
         self._sheet = None
         if layout is not None and self._data is not None:
             self._sheet = Sheet(layout, self._data)
@@ -91,26 +116,45 @@ class Store:
         past the step's total are padding; rows past a prompt are sampled tokens.
         """
         require(len(positions), step, "positions")
-        found, start = [], 0
-        for request, count in zip(step.request_ids, step.counts, strict=True):
-            rows = slice(start, start + count)
-            start += count
-            if request in self._prompts:
-                here = self._here(request, positions[rows], None if tokens is None else tokens[rows])
-                wanted = here.stop - here.start
-                if wanted > 0:
-                    found.append(Piece(request, slice(rows.start, rows.start + wanted), here))
+        starts = [stop - count for stop, count in zip(accumulate(step.counts), step.counts, strict=True)]
+        mine = [
+            (request, slice(start, start + count))
+            for request, start, count in zip(step.request_ids, starts, step.counts, strict=True)
+            if request in self._prompts and count
+        ]
+        firsts = positions[[rows.start for _request, rows in mine]].tolist()
+        found = []
+        for (request, rows), first in zip(mine, firsts, strict=True):
+            wanted = min(rows.stop - rows.start, len(self._prompts[request]) - first)
+            if wanted > 0:
+                found.append(Piece(request, slice(rows.start, rows.start + wanted), slice(first, first + wanted)))
+        self._refuse_others(mine, firsts, found, positions, tokens)
         return found
 
-    def _here(self, request: str, positions: torch.Tensor, tokens: torch.Tensor | None) -> slice:
-        prompt = self._prompts[request]
-        first, count = int(positions[0]), len(positions)
-        if first < 0 or not torch.equal(positions, torch.arange(first, first + count)):
-            raise ResultError(None, f"the rows of {request} do not have consecutive positions", REMEDY)
-        here = slice(first, min(first + count, len(prompt)))
-        if tokens is not None and not torch.equal(tokens[: max(0, here.stop - first)], prompt[here]):
-            raise ResultError(None, f"rows taken for {request} were computed from other tokens than its prompt", REMEDY)
-        return here
+    def _refuse_others(
+        self,
+        mine: Sequence[tuple[str, slice]],
+        firsts: Sequence[int],
+        pieces: Sequence[Piece],
+        positions: torch.Tensor,
+        tokens: torch.Tensor | None,
+    ) -> None:
+        """Raise ResultError where positions do not follow one another, or tokens are not the prompt's."""
+        follow = [
+            torch.arange(first, first + rows.stop - rows.start) for (_, rows), first in zip(mine, firsts, strict=True)
+        ]
+        if not alike([positions[rows] for _, rows in mine], follow) or any(first < 0 for first in firsts):
+            for (request, rows), first, wanted in zip(mine, firsts, follow, strict=True):
+                if first < 0 or not torch.equal(positions[rows], wanted):
+                    raise ResultError(None, f"the rows of {request} do not have consecutive positions", REMEDY)
+        if tokens is None:
+            return
+        prompts = [self._prompts[piece.request][piece.here] for piece in pieces]
+        if not alike([tokens[piece.rows] for piece in pieces], prompts):
+            for piece, wanted in zip(pieces, prompts, strict=True):
+                if not torch.equal(tokens[piece.rows], wanted):
+                    found = f"rows taken for {piece.request} were computed from other tokens than its prompt"
+                    raise ResultError(None, found, REMEDY)
 
     def put(self, layer: int, step: Step, pieces: Sequence[Piece], stream: torch.Tensor) -> None:
         """Send what a step's `stream` `[rows, hidden_size]` of `layer` holds of `pieces` on its way to the host."""
@@ -118,29 +162,38 @@ class Store:
         if self._courier is None:
             self._courier = courier_for(stream.device)
             self._courier.adopt(self._data)
-        copies, counts = [], []
-        for piece in pieces:
-            copies.append((stream[piece.rows], self._place(layer, piece.request, stream)[piece.here]))
-            counts.append((piece.request, self._count(layer, piece)))
+        shared = self._lies_in_segment(layer, stream)
+        again = [piece for piece in pieces if self._filled[piece.request, layer].add(piece.here.start, piece.here.stop)]
         self._sends += 1
-        self._courier.send(copies, partial(self._landed, layer, counts))
+        if not shared:
+            copies = [(stream[piece.rows], self._place(layer, piece.request, stream)[piece.here]) for piece in pieces]
+            self._courier.send(copies, nothing)
+            return
+        sheet, row = self._require_sheet(), self.layer_ids.index(layer)
+        changing = [sheet.index[piece.request] for piece in again]
+        for number in changing:  # the driver may have read what is about to change
+            sheet.revisions[row, number] += 1
+        runs = joined((piece.rows, sheet.starts[piece.request] + piece.here.start) for piece in pieces)
+        copies = [(stream[rows], sheet.rows[row, place : place + rows.stop - rows.start]) for rows, place in runs]
+        numbers = [sheet.index[piece.request] for piece in pieces]
+        counts = [self._filled[piece.request, layer].count for piece in pieces]
+        self._courier.send(copies, partial(self._landed, row, numbers, counts, changing))
 
-    def _count(self, layer: int, piece: Piece) -> int:
-        """Take down that these rows come; how many of the request there are with them."""
-        row = self.layer_ids.index(layer)
-        filled = self._filled[piece.request][row]
-        if (piece.request, layer) in self._in_segment and bool(filled[piece.here].any()):
-            sheet = self._require_sheet()
-            sheet.revisions[row, sheet.index[piece.request]] += 1  # the driver may have read what is about to change
-        filled[piece.here] = True
-        return int(filled.sum())
-
-    def _landed(self, layer: int, counts: Sequence[tuple[str, int]]) -> None:
+    def _landed(self, row: int, numbers: Sequence[int], counts: Sequence[int], changed: Sequence[int]) -> None:
         """Tell the driver, once rows are in the segment, how many there are. Sends arrive in the order of sending."""
-        for request, count in counts:
-            if (request, layer) in self._in_segment:
-                sheet = self._require_sheet()
-                sheet.landed[self.layer_ids.index(layer), sheet.index[request]] = count
+        sheet = self._require_sheet()
+        sheet.landed[row, torch.tensor(numbers, dtype=torch.long)] = torch.tensor(counts, dtype=torch.long)
+        for number in changed:  # it may have read some of it before and some after
+            sheet.revisions[row, number] += 1
+
+    def _lies_in_segment(self, layer: int, stream: torch.Tensor) -> bool:
+        """Whether rows of this layer go to the segment, in this call: if that was laid out for such rows."""
+        if layer not in self._in_segment:
+            layout = None if self._sheet is None else self._sheet.layout
+            self._in_segment[layer] = layout is not None and (layout.hidden_size, layout.dtype) == (
+                stream.shape[-1], stream.dtype,
+            )  # fmt: skip
+        return self._in_segment[layer]
 
     def end_step(self) -> None:
         """Wait until earlier steps' rows have left the device, so that those of two steps at most are on it."""
@@ -149,16 +202,11 @@ class Store:
         self._sends = 0
 
     def _place(self, layer: int, request: str, stream: torch.Tensor) -> torch.Tensor:
-        """`[len(prompt), hidden_size]`: in the segment if that was laid out for such rows."""
+        """`[len(prompt), hidden_size]`, for rows that do not lie in the segment."""
         key = request, layer
         if key not in self._states:
-            sheet = self._sheet
-            if sheet is not None and (sheet.layout.hidden_size, sheet.layout.dtype) == (stream.shape[-1], stream.dtype):
-                self._states[key] = sheet.places[request][self.layer_ids.index(layer)]
-                self._in_segment.add(key)
-            else:
-                shape = len(self._prompts[request]), stream.shape[-1]
-                self._states[key] = torch.empty(shape, dtype=stream.dtype)
+            shape = len(self._prompts[request]), stream.shape[-1]
+            self._states[key] = torch.empty(shape, dtype=stream.dtype)
         return self._states[key]
 
     def _require_sheet(self) -> Sheet:
@@ -176,20 +224,39 @@ class Store:
         return {request: self._hand_over(request) for request in requests}
 
     def _hand_over(self, request: str) -> list[torch.Tensor | int]:
-        filled = self._filled.pop(request)
-        del self._prompts[request]
+        length = len(self._prompts.pop(request))
         entries: list[torch.Tensor | int] = []
         for row, layer in enumerate(self.layer_ids):
-            if not bool(filled[row].all()):
-                found = f"only {int(filled[row].sum())} of {filled.shape[1]} rows of {request} were computed"
-                raise ResultError(None, found, REMEDY)
-            state = self._states.pop((request, layer))
-            if (request, layer) in self._in_segment:
+            count = self._filled.pop((request, layer)).count
+            if count != length:
+                raise ResultError(None, f"only {count} of {length} rows of {request} were computed", REMEDY)
+            if self._in_segment[layer]:
                 sheet = self._require_sheet()
                 entries.append(int(sheet.revisions[row, sheet.index[request]]))
             else:
-                entries.append(state)
+                entries.append(self._states.pop((request, layer)))
         return entries
+
+
+def nothing() -> None:
+    """What there is to do once rows are there that the driver does not look for."""
+
+
+def joined(pieces: Iterable[tuple[slice, int]]) -> list[tuple[slice, int]]:
+    """The same rows for the same places, those that follow one another in both as one."""
+    runs: list[tuple[slice, int]] = []
+    for rows, place in pieces:
+        if runs:
+            before, start = runs[-1]
+            if before.stop == rows.start and start + before.stop - before.start == place:
+                runs[-1] = slice(before.start, rows.stop), start
+                continue
+        runs.append((rows, place))
+    return runs
+
+
+def alike(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    return not found or torch.equal(torch.cat([*found]), torch.cat([*wanted]))
 
 
 def require(found: int, step: Step, what: str) -> None:

@@ -77,6 +77,8 @@ class Executor:
         unique_reply_rank: int | None = None,
     ) -> Any:
         """Call a worker method on every rank; the replies by rank, or one rank's as this stock release expects it."""
+        if method == "_reset_capture":  # each batch begins afresh: `execute_model`
+            return None
         if method == "_set_request_metadata":  # the worker knows whose rows it computes
             return None
         if method == "_get_captured_states":

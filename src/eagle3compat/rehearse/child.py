@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..hardware import accelerators
 from ..steps import Events, exit_code
 from .loader import LOAD_FORMAT
 
@@ -21,6 +22,8 @@ TOLERANCE = 0.05
 
 The largest is no measure: a mixture's router may choose otherwise for a few rows in a hundred, whose scores are nearly
 equal."""
+MEMORY, MOST_OF_MEMORY = 8 * 2**30, 0.8
+"""Bytes on each accelerator for a small model with the kernels' working memory for 8,192 tokens, and stock's share."""
 CONTROL = 0.2
 """What the next row and another layer are off by at the least."""
 
@@ -63,8 +66,8 @@ def rehearse(plan: Plan, events: Events) -> None:
     with events.step("load") as facts:
         generator = Rehearsed(
             plan.model, layer_ids=plan.layer_ids, max_model_len=plan.max_model_len,
-            tensor_parallel_size=plan.tensor_parallel_size,
-        )
+            tensor_parallel_size=plan.tensor_parallel_size, gpu_memory_utilization=memory_share(),
+        )  # fmt: skip
         facts["said"] = f"{plan.tensor_parallel_size} worker(s)"
     try:
         with events.step("short batch") as facts:
@@ -82,6 +85,12 @@ def rehearse(plan: Plan, events: Events) -> None:
     finally:
         with events.step("shutdown"):
             generator.executor.shutdown()
+
+
+def memory_share() -> float:
+    """What of an accelerator's memory a small model may take: others may be at work on it."""
+    sizes = [device.memory for device in accelerators() if device.memory]
+    return min([MOST_OF_MEMORY, *(MEMORY / size for size in sizes)])
 
 
 def _said(results: Sequence[dict[str, Any]]) -> str:

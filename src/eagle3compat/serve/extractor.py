@@ -75,7 +75,6 @@ class Extractor:
             )
             for name, tokens in prompts.items()
         }
-        self.engine.call("_reset_capture")  # a call that failed leaves its prompts in the worker
         self.transport.begin(prompts, len(self.layer_ids))
         try:
             self.engine.run(requests)
