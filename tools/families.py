@@ -149,7 +149,7 @@ class Runner:
         steps: list[dict[str, Any]] = [{"name": "apply", "do": "apply"}, {"name": "imports", "do": "imports"}]
         layers = json.loads((folder / "model/config.json").read_text())
         count = layers.get("text_config", layers).get("num_hidden_layers", 6)
-        engine = {f"additional_config.{name}": value for name, value in family.engine.items()}
+        engine = family.engine if self.device == "cuda" else {}
         for dtype in self.dtypes_of(family):
             load = {
                 "model_path": str(folder / "model"), "layer_ids": list(range(count)), "max_model_len": 512,

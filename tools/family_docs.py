@@ -66,9 +66,9 @@ of transformers' streams, in bf16 with vLLM's cache in FP8; the first stream alo
 
 On several tensor-parallel ranks, MiniMax-M3, DeepSeek-V3.2 (the class of its own, which GLM-5 has too) and dots3-note
 leave each layer's sum over the ranks to the norm after it. What such a layer returns is one rank's share; it is summed
-on all ranks before it is filed. None of these classes runs on a CPU. `tests/real/deferring.py` is vLLM's own Llama put
-together as they are, by vLLM's own function for the sum and the norm: on two ranks it equals transformers, and without
-the sum the first batch refuses it (`tests/real/test_processes.py`).
+on all ranks before it is filed: MiniMax-M3 on two GPUs is in the table. None of these classes runs on a CPU, so
+`tests/real/deferring.py` is vLLM's own Llama put together as they are, by vLLM's own function for the sum and the norm:
+on two ranks it equals transformers, and without the sum the first batch refuses it (`tests/real/test_processes.py`).
 """
 
 

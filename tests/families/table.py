@@ -41,7 +41,7 @@ class Family:
     scale of what a routed expert writes, `embedding` that of token embeddings. `without` says why a family does not run
     on a device (`cpu`, `cuda`), `no_float32` why it does not in float32. `tap` names the norm that each layer's stream
     enters, for the reference from vLLM's own forward, and `tap_adds` says whether a residual that it is given is added.
-    `engine` are vLLM's own settings on a GPU, for `additional_config`. With `many_streams` the model carries several
+    `engine` are vLLM's own settings on a GPU, by dotted name. With `many_streams` the model carries several
     residual streams, and a draft gets their mean. `limit` is what passes, where that is more than for others.
     """
 
@@ -62,7 +62,7 @@ class Family:
     without: dict[str, str] = field(default_factory=dict)
     tap: str = "input_layernorm"
     tap_adds: bool = True
-    engine: dict[str, str] = field(default_factory=dict)
+    engine: Config = field(default_factory=dict)
     many_streams: bool = False
     limit: float = 0.0
     no_float32: dict[str, str] = field(default_factory=dict)
@@ -124,7 +124,7 @@ GATED_DELTA: Config = {
 }
 NO_DELTA_32 = dict.fromkeys(("cpu", "cuda"), "vLLM's own kernels for gated delta nets are for bf16")
 NO_LATENT_32 = {"cuda": "vLLM has no attention backend for latent attention in float32"}
-OWN_DELTA = {"gdn_prefill_backend": "triton"}
+OWN_DELTA: Config = {"additional_config.gdn_prefill_backend": "triton"}
 """vLLM's own kernel for gated delta nets. On Hopper its default is FlashInfer's, which is compiled at first use."""
 MAMBA: Config = {
     "mamba_n_heads": 8,
@@ -226,7 +226,7 @@ DENSE = [
             "tie_word_embeddings": True, "layer_types": SLIDING, "sliding_window": 64, "global_head_dim": 128,
             "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": VOCAB,
         },
-        embedding=1 / 16,
+        embedding=1 / 16, engine={"attention_config.flash_attn_version": 3},  # its default, 4, needs nvidia-cutlass-dsl
     ),
     Family(
         "exaone4", "Exaone 4", "exaone4", "Exaone4ForCausalLM",
@@ -351,7 +351,8 @@ HYBRIDS = [
     Family(
         "qwen3_next", "Qwen3-Next", "qwen3_next", "Qwen3NextForCausalLM",
         {**MOE, **GATED_DELTA, "shared_expert_intermediate_size": 128, "head_dim": 128,
-         "partial_rotary_factor": 0.25},
+         # with as many keys as values vLLM hands its kernels views (0.25.1), which they take for whole
+         "partial_rotary_factor": 0.25, "linear_num_key_heads": 2},
         engine=OWN_DELTA, no_float32=NO_DELTA_32,
     ),
     Family(
