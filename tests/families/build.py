@@ -108,6 +108,10 @@ def fill(model: torch.nn.Module, family: Family) -> None:
             if values is not None:
                 parameter.copy_(values)
             parameter.copy_(parameter.to(torch.bfloat16))
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):  # DeepSeek-V4's experts of each token
+                tokens, chosen = torch.arange(len(table))[:, None], torch.arange(table.shape[1])[None]
+                table.copy_((7 * tokens + 13 * chosen) % family.config["n_routed_experts"])
 
 
 def draw(name: str, old: torch.Tensor, family: Family) -> torch.Tensor | None:

@@ -41,8 +41,8 @@ class Family:
     scale of what a routed expert writes, `embedding` that of token embeddings. `without` says why a family does not run
     on a device (`cpu`, `cuda`), `no_float32` why it does not in float32. `tap` names the norm that each layer's stream
     enters, for the reference from vLLM's own forward, and `tap_adds` says whether a residual that it is given is added.
-    `engine` are vLLM's own settings on a GPU, for `additional_config`. With `many_streams` the model carries several
-    residual streams, and a draft gets their mean.
+    `engine` are vLLM's own settings on a GPU, by dotted name. With `many_streams` the model carries several
+    residual streams, and a draft gets their mean. `limit` is what passes, where that is more than for others.
     """
 
     name: str
@@ -62,8 +62,9 @@ class Family:
     without: dict[str, str] = field(default_factory=dict)
     tap: str = "input_layernorm"
     tap_adds: bool = True
-    engine: dict[str, str] = field(default_factory=dict)
+    engine: Config = field(default_factory=dict)
     many_streams: bool = False
+    limit: float = 0.0
     no_float32: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -123,7 +124,7 @@ GATED_DELTA: Config = {
 }
 NO_DELTA_32 = dict.fromkeys(("cpu", "cuda"), "vLLM's own kernels for gated delta nets are for bf16")
 NO_LATENT_32 = {"cuda": "vLLM has no attention backend for latent attention in float32"}
-OWN_DELTA = {"gdn_prefill_backend": "triton"}
+OWN_DELTA: Config = {"additional_config.gdn_prefill_backend": "triton"}
 """vLLM's own kernel for gated delta nets. On Hopper its default is FlashInfer's, which is compiled at first use."""
 MAMBA: Config = {
     "mamba_n_heads": 8,
@@ -225,7 +226,7 @@ DENSE = [
             "tie_word_embeddings": True, "layer_types": SLIDING, "sliding_window": 64, "global_head_dim": 128,
             "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": VOCAB,
         },
-        embedding=1 / 16,
+        embedding=1 / 16, engine={"attention_config.flash_attn_version": 3},  # its default, 4, needs nvidia-cutlass-dsl
     ),
     Family(
         "exaone4", "Exaone 4", "exaone4", "Exaone4ForCausalLM",
@@ -350,7 +351,8 @@ HYBRIDS = [
     Family(
         "qwen3_next", "Qwen3-Next", "qwen3_next", "Qwen3NextForCausalLM",
         {**MOE, **GATED_DELTA, "shared_expert_intermediate_size": 128, "head_dim": 128,
-         "partial_rotary_factor": 0.25},
+         # with as many keys as values vLLM hands its kernels views (0.25.1), which they take for whole
+         "partial_rotary_factor": 0.25, "linear_num_key_heads": 2},
         engine=OWN_DELTA, no_float32=NO_DELTA_32,
     ),
     Family(
@@ -427,12 +429,14 @@ MANY_STREAMS = [
             "q_lora_rank": 128, "o_groups": 2, "o_lora_rank": 64, "sliding_window": 128,
             "compress_ratios": [0] * LAYERS, "compress_rope_theta": 10000.0, "rope_theta": 10000.0,
             "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
-            "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "num_hash_layers": 0,
-            "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 128,
+            "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "num_hash_layers": LAYERS,
+            "n_routed_experts": 256, "num_experts_per_tok": 6, "n_shared_experts": 1, "moe_intermediate_size": 64,
             "norm_topk_prob": True, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "swiglu_limit": 10.0,
             "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,
         },
-        drop=("intermediate_size",), many_streams=True, without={"cuda": "vLLM's class for GPUs needs tilelang"},
+        drop=("intermediate_size",), many_streams=True, limit=0.2,  # its cache is in FP8
+        without={"cpu": "vLLM's class for CPUs raises KeyError: 'c1a', and needs triton-cpu",
+                 "cuda": "vLLM's class for GPUs needs tilelang"},
         unsaved=("layer_types", "mlp_layer_types"),
         renamed={
             "model.hc_head.hc_": "model.hc_head_",

@@ -26,10 +26,14 @@ def main() -> None:
     family, folder, dtype = FAMILIES[sys.argv[1]], Path(sys.argv[2]), sys.argv[4]
     prompts = json.loads(Path(sys.argv[3]).read_text())
     memory = {"kv_cache_memory_bytes": 2**29} if torch.cuda.is_available() else {}  # no profiling beside others
+    settings: dict[str, dict[str, object]] = {}
+    for name, value in family.engine.items() if torch.cuda.is_available() else ():
+        part, _, setting = name.partition(".")
+        settings.setdefault(part, {})[setting] = value
     llm = LLM(
         str(folder / "model"), dtype=dtype, enforce_eager=True, max_model_len=512, gpu_memory_utilization=0.06,
         max_num_seqs=4, worker_extension_cls=EXTENSION, enable_prefix_caching=False, seed=0,
-        additional_config=dict(family.engine), **memory,
+        **memory, **settings,
     )  # fmt: skip
     if not all(llm.collective_rpc("tap_install", args=(family.tap, family.tap_adds))):
         sys.exit(f"the layers of {family.name} have no {family.tap}, or there is no final norm")

@@ -115,9 +115,10 @@ def test_a_prompt_with_an_image_s_token_is_refused_and_the_next_call_works(image
     assert image.value("text")["shapes"] == [[[3, 256]] * len(LAYERS)]
 
 
-def test_the_control_vllm_takes_an_image_s_token_for_a_word(
+def test_the_control_without_the_check_other_states_come_back_without_an_error(
     image: Session, families: Path, comparison: Callable[[str, Path, Path, list[int]], dict[str, Any]]
 ) -> None:
+    """vLLM takes the embedding of the token, and transformers that of token 0: neither has seen an image."""
     assert image.value("taken")["shapes"] == [[[len(IMAGE[0]), 256]] * len(LAYERS)]
     figures = comparison("image", image.folder / "taken.pt", families / MULTIMODAL / "want.pt", LAYERS)
-    assert figures["max"] < TOLERANCE, figures
+    assert figures["max"] > CONTROL, figures
