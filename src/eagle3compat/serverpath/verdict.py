@@ -137,7 +137,7 @@ def _rows(server: ServerFacts) -> Iterator[Finding]:
     elif not server.saves_at_end:
         yield Finding(
             "chunks", Effect.SETTING, "a prompt that is split across steps may end in stale or zero rows, unseen",
-            setting="server: --no-enable-chunked-prefill",
+            setting="server: --no-enable-chunked-prefill", adapted=True,
         )
     if server.step_rows:
         yield Finding(
