@@ -58,5 +58,6 @@ REGISTRY: tuple[Registered, ...] = (
 
 SERVER = (
     "server_chunks", "server_prefix_caching", "server_writes", "server_aborts", "server_answers", "server_render",
+    "server_takeover",
 )  # fmt: skip
 """What `serverpath` changes in a vLLM server; EAGLE3COMPAT_SKIP knows these names too."""

@@ -193,6 +193,27 @@ def test_a_skipped_render_endpoint_stays_closed(monkeypatch: pytest.MonkeyPatch,
     assert args.enable_scale_out is False
 
 
+def test_a_vllm_without_the_method_becomes_this_librarys_server(
+    monkeypatch: pytest.MonkeyPatch, watched: type[EngineArgs]
+) -> None:
+    on(monkeypatch, "0.16.0")
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _path, words: started.append(words[1:]))
+    monkeypatch.setattr(sys, "argv", ["main.py", "serve", "model", "--port", "1"])
+    other = SimpleNamespace(speculative_config={"method": "eagle3"}, kv_transfer_config=TRANSFER)
+    asked = SimpleNamespace(speculative_config={"method": METHOD}, kv_transfer_config=TRANSFER)
+    watched.from_cli_args(other)
+    monkeypatch.setenv("EAGLE3COMPAT_SKIP", "server_takeover")
+    watched.from_cli_args(asked)
+    monkeypatch.delenv("EAGLE3COMPAT_SKIP")
+    on(monkeypatch, "0.17.1")
+    watched.from_cli_args(asked)
+    assert started == []
+    on(monkeypatch, "0.16.0")
+    watched.from_cli_args(asked)
+    assert started == [["-m", "eagle3compat", "serve", "model", "--port", "1"]]
+
+
 def test_an_id_to_skip_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EAGLE3COMPAT_SKIP", "server_chunk")
     with pytest.raises(InputError, match=r"there is no adapter 'server_chunk'.*server_chunks"):

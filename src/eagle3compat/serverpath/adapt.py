@@ -10,15 +10,15 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import IncompatibleError, InputError
 from ..patcher import MODE, SKIP, skipped_by_environment
 from ..registry import REGISTRY, SERVER
 from .connectors import LOG, Connector, connector_of, put_before
-from .facts import ServerFacts, server_facts
+from .facts import METHOD, ServerFacts, server_facts
 
 ARGUMENTS = "vllm.engine.arg_utils"
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -60,13 +60,22 @@ def _adapting(original: Callable[..., Any]) -> Callable[..., Any]:
 def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def from_cli_args(cls: type, args: Any) -> Any:
-        closed = getattr(args, "enable_scale_out", None) is False
-        if closed and connector_of(args) is not None and facts().render_gated and wanted("server_render"):
-            args.enable_scale_out = True  # the application is built from the same object, after this
-            LOG.info("eagle3compat: render endpoint opened, as --enable-scale-out does: prepare-data calls it")
+        if connector_of(args) is not None:
+            if not facts().method and sys.argv[1:2] == ["serve"] and wanted("server_takeover"):
+                take_over(sys.argv[2:])
+            closed = getattr(args, "enable_scale_out", None) is False
+            if closed and facts().render_gated and wanted("server_render"):
+                args.enable_scale_out = True  # the application is built from the same object, after this
+                LOG.info("eagle3compat: render endpoint opened, as --enable-scale-out does: prepare-data calls it")
         return original(cls, args)
 
     return from_cli_args
+
+
+def take_over(words: Sequence[str]) -> NoReturn:
+    """Become `eagle3compat serve` with the arguments of this `vllm serve`, whose vLLM has no such method."""
+    LOG.info("eagle3compat: this vLLM has no method %s, and `eagle3compat serve` takes over", METHOD)
+    os.execv(sys.executable, [sys.executable, "-m", "eagle3compat", "serve", *words])
 
 
 def wanted(change: str) -> bool:
