@@ -71,7 +71,7 @@ matrix: $(STAMP)  ## measure every pair that has no evidence yet, in an environm
 	$(BIN)/python tools/matrix_docs.py
 
 server-evidence: environments  ## measure the server path anew on its vLLMs, and write the table
-	SERVER_EVIDENCE=$(CURDIR)/evidence/server $(BIN)/pytest tests/real/test_stock_server.py -n 2 --dist loadgroup
+	SERVER_EVIDENCE=$(CURDIR)/evidence/server $(BIN)/pytest tests/real/test_stock_server.py tests/real/test_serve.py -n 2 --dist loadgroup
 	$(BIN)/python tools/server_docs.py
 
 docs: docs-check  ## build the documentation into out/site; a broken link or a page outside the menu fails

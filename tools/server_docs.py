@@ -85,11 +85,14 @@ def measured(folder: Path = EVIDENCE) -> str:
     for file in sorted(folder.glob("*.json"), key=lambda file: key(file.stem) or ()):
         held = json.loads(file.read_text(encoding="utf-8"))
         stock, total = held["control"], held["prompts"]
+        cells = [_right(held[way]["clients"], total) if way in held else "" for way in ("adapted", "serve")]
+        if "does not start" in stock:
+            lines.append(f"| {held['vllm']} | does not start | {' | '.join(cells)} |")
+            continue
         ways = [f"{stock[way]} {said}" for way, said in WAYS.items() if stock[way]]
         more = [f"the engine ended by {stock['ended by']}"] if "ended by" in stock else []
         more += [f"render answers {stock['render']}"] if "render" in stock else []
         said = "; ".join([f"{stock['client']}: {', '.join(ways)} of {total}", *more])
-        cells = [_right(held[way]["clients"], total) if way in held else "" for way in ("adapted", "serve")]
         lines.append(f"| {held['vllm']} | {said} | {' | '.join(cells)} |")
     return "\n".join([MEASURED[0], "", *lines, "", MEASURED[1]])
 

@@ -15,7 +15,19 @@ from typing import Any
 
 import pytest
 from conftest import REFERENCE, execute, python_of, settings
-from servers import BATCH, CONVERSATION, LENGTH, SPECULATIVE, Server, all_right, connector, fetch, serve, started
+from servers import (
+    BATCH,
+    CONVERSATION,
+    LENGTH,
+    SPECULATIVE,
+    Server,
+    all_right,
+    connector,
+    fetch,
+    note,
+    serve,
+    started,
+)  # fmt: skip
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("serve")]
 
@@ -77,9 +89,11 @@ def test_what_would_be_ignored_or_cannot_be_served_is_refused_by_name(models: di
 
 
 def test_every_tensor_that_stock_clients_fetch_is_the_models(
-    fetched: dict[str, dict[str, Any]], references: Callable[[str, str], Path], tmp_path: Path
-) -> None:
-    all_right(fetched, references("llama", BATCH), tmp_path)
+    request: pytest.FixtureRequest, fetched: dict[str, dict[str, Any]], references: Callable[[str, str], Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    found = all_right(fetched, references("llama", BATCH), tmp_path)
+    note(request.node.callspec.params["server"][0], "serve", {"clients": found})
 
 
 def test_conversations_are_rendered_and_cut_as_asked(server: Server, fetched: dict[str, dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import python_of, settings
+from conftest import REFERENCE, python_of, settings
 from cpu.cpu_server import metadata
 from servers import (
     BATCH,
@@ -55,6 +55,10 @@ SAID = {
 VLLMS = [pytest.param(vllm, marks=pytest.mark.xdist_group(f"server-{vllm}")) for vllm in OPTIONS]
 
 
+WITHOUT = "0.16.0"
+"""A vLLM that does not have the method."""
+
+
 def stock(vllm: str, model: Path, folder: Path, **env: str) -> Server:
     """vLLM's server, as the stock launcher starts it."""
     with socket.socket() as probe:
@@ -62,11 +66,12 @@ def stock(vllm: str, model: Path, folder: Path, **env: str) -> Server:
         port = probe.getsockname()[1]
     beside = [Path(__file__).with_name("cpu"), metadata(folder / "metadata", vllm)]
     command = [
-        python_of(vllm, SPECULATORS), "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port),
-        *OPTIONS[vllm],
+        python_of(*(REFERENCE if vllm == WITHOUT else (vllm, SPECULATORS))), "-m",
+        "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port), *OPTIONS.get(vllm, []),
     ]  # fmt: skip
     env = settings(PYTHONPATH=os.pathsep.join(map(str, beside)), **env)
-    server = Server(command, model, folder, env, "Application startup complete")
+    ready = "Application startup complete" if vllm in OPTIONS else " on http://"
+    server = Server(command, model, folder, env, ready)
     server.url = f"http://127.0.0.1:{port}"
     return server
 
@@ -130,6 +135,24 @@ def test_serve_answers_them_on_the_same_vllm(
     with started(serve(python_of(vllm, SPECULATORS), models["llama"], tmp_path)) as server:
         found = all_right(fetch(server.url, tmp_path / "fetched"), references("llama", BATCH), tmp_path)
     note(vllm, "serve", {"clients": found})
+
+
+@pytest.mark.xdist_group(f"server-{WITHOUT}")
+def test_a_vllm_without_the_method_does_not_start_and_this_librarys_server_takes_over(
+    models: dict[str, Path], references: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "control").mkdir()
+    control = stock(WITHOUT, models["llama"], tmp_path / "control")
+    try:
+        assert control.process.wait(300) != 0
+        assert "SpeculativeConfig" in control.log
+    finally:
+        control.end()
+    with started(stock(WITHOUT, models["llama"], tmp_path, EAGLE3COMPAT="strict")) as server:
+        assert server.log.count("`eagle3compat serve` takes over") == 1
+        found = all_right(fetch(server.url, tmp_path / "fetched"), references("llama", BATCH), tmp_path)
+    note(WITHOUT, "control", {"does not start": True})
+    note(WITHOUT, "adapted", {"changed": ["takes over"], "clients": found})
 
 
 def test_a_prompt_over_the_limit_is_refused_and_the_next_served(adapted: Server) -> None:

@@ -8,7 +8,7 @@ pinned memory (from 0.22), and a model runner that refuses speculative decoding,
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -82,6 +82,8 @@ class Torch(ModuleType):
 
 def register() -> None:
     """What vLLM calls; again and again in some processes."""
+    if importlib.util.find_spec(CONNECTOR) is None:  # before 0.17 there is nothing to bridge
+        return
     connector: Any = importlib.import_module(CONNECTOR)
     if isinstance(connector.torch, Torch):
         return
