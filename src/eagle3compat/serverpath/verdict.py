@@ -95,7 +95,7 @@ def _findings(client: ClientFacts, server: ServerFacts, cpu_build: bool) -> Iter
     elsewhere = SERVE if cpu_build else f"{SERVE}; or {NO_LIBRARY}"
     if not server.method:
         what = "this vLLM has no method `extract_hidden_states`: its server does not start"
-        yield Finding("no method", Effect.REFUSED, what, remedy=elsewhere)
+        yield Finding("no method", Effect.REFUSED, what, remedy=elsewhere, adapted=True)
         return
     if not server.last_layer:
         what = (
