@@ -11,8 +11,11 @@ STAMP := .venv/.complete
 
 # vLLM and speculators, on each of which the real tests run.
 PAIRS := 0.11.0/0.3.0 0.11.0/0.4.0.1 0.16.0/0.3.0 0.16.0/0.4.0.1 0.32.0/0.3.0 0.32.0/0.4.0.1
+# More vLLMs for the server path; their speculators is not used, the clients are other releases.
+SERVERS := 0.19.1/0.4.0.1 0.22.1/0.4.0.1 0.26.0/0.4.0.1
 
-.PHONY: help venv demo test lint unit environments real families docs docs-check surfaces matrix release-check bench bench-refusals bench-gpu clean
+.PHONY: help venv demo test lint unit environments real families docs docs-check surfaces matrix server-evidence
+.PHONY: release-check bench bench-refusals bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -38,7 +41,7 @@ unit: $(STAMP)  ## tests that need no vLLM
 	$(BIN)/pytest tests/unit
 
 environments: $(STAMP)  ## make the environments with a real vLLM; the first time that takes some minutes each
-	@for pair in $(PAIRS); do \
+	@for pair in $(PAIRS) $(SERVERS); do \
 	    SECONDS=0; echo "vLLM $${pair%/*}, speculators $${pair#*/}: making the environment"; \
 	    $(BIN)/python tools/environments.py $${pair%/*} $${pair#*/} > /dev/null; \
 	    echo "vLLM $${pair%/*}, speculators $${pair#*/}: ready after $$SECONDS s"; \
@@ -69,6 +72,10 @@ surfaces: $(STAMP)  ## make tests/surfaces anew from the package index, after a 
 matrix: $(STAMP)  ## measure every pair that has no evidence yet, in an environment each: hours, and it goes on where it stopped
 	$(BIN)/python tools/matrix.py
 	$(BIN)/python tools/matrix_docs.py
+
+server-evidence: environments  ## measure the server path anew on its vLLMs, and write the table
+	SERVER_EVIDENCE=$(CURDIR)/evidence/server $(BIN)/pytest tests/real/test_stock_server.py tests/real/test_serve.py -n 2 --dist loadgroup
+	$(BIN)/python tools/server_docs.py
 
 docs: docs-check  ## build the documentation into out/site; a broken link or a page outside the menu fails
 	$(BIN)/mkdocs build --quiet

@@ -1,4 +1,5 @@
-"""Writes the section "Which pair needs what" of docs/server.md from tests/surfaces/server.json.
+"""Writes two sections of docs/server.md: which pair needs what, from tests/surfaces/server.json, and what was measured,
+from evidence/server.
 
 python tools/server_docs.py [--check] [FILE]
 """
@@ -10,15 +11,20 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from eagle3compat.probe.facts import unfold
+from eagle3compat.probe.versions import key
 from eagle3compat.serverpath.facts import ClientFacts, ServerFacts
 from eagle3compat.serverpath.verdict import Effect, Finding, ServerVerdict, judge
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "tests" / "surfaces" / "server.json"
 FILE = ROOT / "docs" / "server.md"
+EVIDENCE = ROOT / "evidence" / "server"
 BEGIN, END = "<!-- pairs: written by tools/server_docs.py from tests/surfaces/server.json -->", "<!-- end of pairs -->"
+MEASURED = "<!-- measured: written by tools/server_docs.py from evidence/server -->", "<!-- end of measured -->"
+WAYS = {"missing": "lost", "length": "with too few rows", "wrong": "with wrong rows of the right number"}
 
 
 def load(record: Path = RECORD) -> tuple[dict[str, ServerFacts], dict[str, ClientFacts]]:
@@ -73,16 +79,43 @@ def _do(finding: Finding) -> str:
     return f"{done}; adapted" if finding.adapted else done
 
 
+def measured(folder: Path = EVIDENCE) -> str:
+    """The table of what was measured, between its two marks."""
+    lines = ["| vLLM | stock, by itself | adapted | `eagle3compat serve` |", "|---|---|---|---|"]
+    for file in sorted(folder.glob("*.json"), key=lambda file: key(file.stem) or ()):
+        held = json.loads(file.read_text(encoding="utf-8"))
+        stock, total = held["control"], held["prompts"]
+        cells = [_right(held[way]["clients"], total) if way in held else "" for way in ("adapted", "serve")]
+        if "does not start" in stock:
+            lines.append(f"| {held['vllm']} | does not start | {' | '.join(cells)} |")
+            continue
+        ways = [f"{stock[way]} {said}" for way, said in WAYS.items() if stock[way]]
+        more = [f"the engine ended by {stock['ended by']}"] if "ended by" in stock else []
+        more += [f"render answers {stock['render']}"] if "render" in stock else []
+        said = "; ".join([f"{stock['client']}: {', '.join(ways)} of {total}", *more])
+        lines.append(f"| {held['vllm']} | {said} | {' | '.join(cells)} |")
+    return "\n".join([MEASURED[0], "", *lines, "", MEASURED[1]])
+
+
+def _right(clients: Mapping[str, Mapping[str, Any]], total: int) -> str:
+    wrong = sum(len({number for number, *_ in found["wrong"]}) for found in clients.values())
+    largest = max(found["max"] for found in clients.values())
+    return f"{len(clients) * total} files, {wrong} wrong, at most {largest:.1e}"
+
+
 def document(file: Path = FILE) -> str:
-    """The page with its section made anew; the rest of it stays. Raises ValueError if it has no such section."""
-    head, _, rest = file.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not end:
-        raise ValueError(f"{file} has no lines {BEGIN!r} and {END!r}")
-    return head + section() + tail
+    """The page with its sections made anew; the rest of it stays. Raises ValueError if it lacks one."""
+    text = file.read_text(encoding="utf-8")
+    for begin, end, made in ((BEGIN, END, section()), (*MEASURED, measured())):
+        head, _, rest = text.partition(begin)
+        _, found, tail = rest.partition(end)
+        if not found:
+            raise ValueError(f"{file} has no lines {begin!r} and {end!r}")
+        text = head + made + tail
+    return text
 
 
 if __name__ == "__main__":
     from pages import page_command  # type: ignore[import-not-found]
 
-    sys.exit(page_command(FILE, document, "tests/surfaces/server.json"))
+    sys.exit(page_command(FILE, document, "tests/surfaces/server.json and evidence/server"))

@@ -17,7 +17,7 @@ from .errors import IncompatibleError, InputError
 from .imports import StockFinder
 from .ledger import Ledger
 from .outcome import Outcome, Status
-from .registry import GENERATOR, REGISTRY, Registered
+from .registry import GENERATOR, REGISTRY, SERVER, Registered
 from .report import Report
 
 if TYPE_CHECKING:
@@ -42,15 +42,19 @@ class Settings(NamedTuple):
         if mode and mode not in MODES:
             raise InputError(f"{MODE}={mode} is not known: use one of {', '.join(MODES)}, or unset it.")
         only, skip = _names(only), _names(skip)
-        skipped = set(skip or ())
-        skipped.update(word.strip() for word in os.environ.get(SKIP, "").split(",") if word.strip())
         known = {registered.id for registered in REGISTRY}
+        skipped = {*(skip or ()), *skipped_by_environment()} - set(SERVER)
         for name in [*skipped, *(only or ())]:
             if name not in known:
                 raise InputError(f"there is no adapter '{name}'. The adapters are: {', '.join(sorted(known))}.")
         if only is not None:
             skipped |= known - set(only)
         return cls(strict=strict if not mode else mode == "strict", skip=frozenset(skipped), off=mode == "off")
+
+
+def skipped_by_environment() -> set[str]:
+    """The ids in EAGLE3COMPAT_SKIP, those of the server path among them."""
+    return {word.strip() for word in os.environ.get(SKIP, "").split(",") if word.strip()}
 
 
 def _names(given: Collection[str] | None) -> list[str] | None:

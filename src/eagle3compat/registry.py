@@ -55,3 +55,9 @@ REGISTRY: tuple[Registered, ...] = (
     Registered("results", "results", GENERATOR),
 )
 """Every adapter, in order; `adapters.ADAPTERS` holds them in the same."""
+
+SERVER = (
+    "server_chunks", "server_prefix_caching", "server_writes", "server_aborts", "server_answers", "server_render",
+    "server_takeover",
+)  # fmt: skip
+"""What `serverpath` changes in a vLLM server; EAGLE3COMPAT_SKIP knows these names too."""

@@ -21,6 +21,9 @@ from typing import Any
 
 import openai
 
+TIMEOUT = 600
+"""Seconds, which users may set (`--request-timeout`): on a busy machine 0.5.0's own 15 are short for a first batch."""
+
 
 def stock(site: Path, name: str) -> Any:
     package = ModuleType("speculators")
@@ -33,7 +36,9 @@ async def fetch(client: Any, stock_client: Any, model: str, item: dict[str, Any]
     """One sample: ask for it, wait for the lock if there is one, and move the file."""
     takes_items = hasattr(stock_client, "ClientItem")
     asked = item if takes_items else item["input_ids"]
-    answer = await stock_client.generate_hidden_states_async(client, model, asked, max_retries=0)
+    answer = await stock_client.generate_hidden_states_async(
+        client, model, asked, max_retries=0, timeout=TIMEOUT
+    )
     path = answer[0] if isinstance(answer, tuple) else answer
     if hasattr(stock_client, "wait_for_lock_async") and Path(path + ".lock").exists():
         await stock_client.wait_for_lock_async(path + ".lock")

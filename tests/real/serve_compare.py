@@ -1,7 +1,7 @@
 """Compares what clients fetched with transformers: `python serve_compare.py PLAN.json`, in an environment with torch.
 
-PLAN has `prompts`, `reference` (what reference.py wrote), `layer_ids` (the server's), `dtype`, `folders` by client and
-`out`, the JSON file to write.
+PLAN has `prompts`, `reference` (what reference.py wrote), `layer_ids` (the server's), `dtype`, `folders` by client,
+`out`, the JSON file to write, and `tally`: only to count how many files are right, which are not and in which way.
 """
 
 from __future__ import annotations
@@ -47,12 +47,32 @@ def examine(folder: Path, prompts: list[list[int]], layer_ids: list[int], want: 
     return {"tensors": tensors, "max": worst, "wrong": wrong, "wrong_layer": wrong_layer, "shifted_row": shifted}
 
 
+def count(folder: Path, prompts: list[list[int]], layer_ids: list[int], want: Any) -> dict[str, int]:
+    """How many files are missing, have other rows than tokens, have wrong rows, and are right."""
+    found = {"missing": 0, "length": 0, "wrong": 0, "right": 0}
+    for number, prompt in enumerate(prompts):
+        path = folder / f"hs_{number}.safetensors"
+        states = load_file(path)["hidden_states"] if path.exists() else None
+        if states is None:
+            found["missing"] += 1
+        elif len(states) != len(prompt):
+            found["length"] += 1
+        else:
+            layers = enumerate(layer_ids)
+            worst = max(compare(states[:, slot], want[number][layer - 1])["max"] for slot, layer in layers)
+            found["right" if worst < 1e-3 else "wrong"] += 1
+    return found
+
+
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     want = torch.load(plan["reference"])
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, folder in plan["folders"].items():
         place = Path(folder)
+        if plan["tally"]:
+            figures[name] = count(place, plan["prompts"], plan["layer_ids"], want)
+            continue
         figures[name] = examine(place, plan["prompts"], plan["layer_ids"], want, plan["dtype"])
         if (place / "chat.safetensors").exists():
             chat, plain = (load_file(place / f"{kind}.safetensors") for kind in ("chat", "plain"))

@@ -6,8 +6,6 @@ import json
 import os
 import resource
 import signal
-import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -16,86 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PROMPTS, REFERENCE, execute, python_of, settings
-
-import clients
+from conftest import REFERENCE, execute, python_of, settings
+from servers import (
+    BATCH,
+    CONVERSATION,
+    LENGTH,
+    SPECULATIVE,
+    Server,
+    all_right,
+    connector,
+    fetch,
+    note,
+    serve,
+    started,
+)  # fmt: skip
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("serve")]
 
 PAIRS = [("0.16.0", "0.3.0"), ("0.32.0", "0.4.0.1")]
-CLIENTS = ("0.5.0", "0.7.0", "0.9.0")
-LAYER_IDS = [2, 3, 5, 6]
-BATCH = "shared prefix"
-LENGTH = 256
-CONVERSATION = [
-    {"role": "user", "content": "How many were there today?"},
-    {"role": "assistant", "content": "Seventeen, and one that was black."},
-]
-START_SECONDS = 600
-SPECULATIVE = {
-    "method": "extract_hidden_states",
-    "num_speculative_tokens": 1,
-    "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": LAYER_IDS}},
-}
-
-
-def connector(folder: Path) -> dict[str, Any]:
-    """What the stock launcher passes."""
-    return {
-        "kv_connector": "ExampleHiddenStatesConnector",
-        "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"shared_storage_path": str(folder)},
-    }
-
-
-class Server:
-    """A running server: its address, its process, and where its files go."""
-
-    def __init__(self, python: str, model: Path, folder: Path) -> None:
-        self.files, self.log_file = folder / "files", folder / "log"
-        command = [
-            python, "-m", "eagle3compat", "serve", str(model), "--speculative_config", json.dumps(SPECULATIVE),
-            "--kv_transfer_config", json.dumps(connector(self.files)), "--no-enable-chunked-prefill",
-            "--host", "127.0.0.1", "--port", "0", "--max-model-len", str(LENGTH), "--dtype", "float32",
-        ]  # fmt: skip
-        with self.log_file.open("w") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=settings())
-        self.model = str(model)
-        self.url = ""
-
-    @property
-    def log(self) -> str:
-        return self.log_file.read_text()
-
-    def wait_until_it_serves(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while " on http://" not in self.log:
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"the server did not start:\n{self.log[-4000:]}")
-            time.sleep(0.5)
-        self.url = "http://" + self.log.split(" on http://")[1].split(",")[0]
-
-    def ask(self, path: str, body: Any) -> tuple[int, Any]:
-        """The status and the answer; `body` is JSON, or bytes that are sent as they are."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                return reply.status, json.loads(reply.read())
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
-
-    def completion(self, prompt: Any, **more: Any) -> tuple[int, Any]:
-        return self.ask("/v1/completions", {"prompt": prompt, "max_tokens": 1, "return_token_ids": True, **more})
-
-    def found(self) -> set[str]:
-        """What lies in its folder, beside the hidden one in which it writes."""
-        return {path.name for path in self.files.iterdir() if not path.name.startswith(".")}
-
-    def children(self) -> dict[int, str]:
-        """Its child processes with their command lines."""
-        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
 
 
 def alive(pid: int) -> bool:
@@ -110,30 +46,14 @@ def alive(pid: int) -> bool:
 def server(
     request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    started = Server(python_of(*request.param), models["llama"], tmp_path_factory.mktemp("serve"))
-    try:
-        started.wait_until_it_serves()
-        yield started
-    finally:
-        if started.process.poll() is None:
-            started.process.kill()
-            started.process.wait()
+    with started(serve(python_of(*request.param), models["llama"], tmp_path_factory.mktemp("serve"))) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def fetched(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What each client fetched: its report, with the folder of its files."""
-    home = tmp_path_factory.mktemp("fetched")
-    job = {"url": server.url, "prompts": PROMPTS[BATCH], "concurrency": 32, "conversation": CONVERSATION}
-    (home / "job.json").write_text(json.dumps(job))
-    script, sites = str(Path(__file__).with_name("serve_client.py")), clients.ensure(CLIENTS)
-    reports = {}
-    for release in CLIENTS:
-        folder = home / release
-        command = [str(sites / "bin/python"), script, str(sites / release), str(home / "job.json"), str(folder)]
-        execute(command, home / f"{release}.log", settings())
-        reports[release] = {**json.loads((folder / "report.json").read_text()), "folder": str(folder)}
-    return reports
+    return fetch(server.url, tmp_path_factory.mktemp("fetched"))
 
 
 METHOD = "--speculative-config"
@@ -146,6 +66,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "field": ([METHOD, json.dumps({**SPECULATIVE, "x": 1})], "x in --speculative-config would be ignored"),
     "both": ([METHOD, json.dumps(SPECULATIVE), "--target-layer-ids", "2"], "Leave one out"),
     "connector": (["--kv-transfer-config", json.dumps(MOONCAKE)], "the connector is 'MooncakeHiddenStatesConnector'"),
+    "backend": (["--hidden-states-backend", "fp8"], "--hidden-states-backend is 'fp8'; this server writes files"),
     "engines": (["--data-parallel-size", "2"], "--data-parallel-size is 2: this server has one engine"),
     "layer": (["--target-layer-ids", "7"], "layer id 7 is out of range: the model has 6 layers"),
 }
@@ -168,22 +89,11 @@ def test_what_would_be_ignored_or_cannot_be_served_is_refused_by_name(models: di
 
 
 def test_every_tensor_that_stock_clients_fetch_is_the_models(
-    fetched: dict[str, dict[str, Any]], references: Callable[[str, str], Path], tmp_path: Path
-) -> None:
-    folders = {release: report["folder"] for release, report in fetched.items()}
-    plan = {"prompts": PROMPTS[BATCH], "reference": str(references("llama", BATCH)), "layer_ids": LAYER_IDS,
-            "dtype": "float32", "folders": folders, "out": str(tmp_path / "figures.json")}  # fmt: skip
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    script = str(Path(__file__).with_name("serve_compare.py"))
-    command = [python_of(*REFERENCE), script, str(tmp_path / "plan.json")]
-    execute(command, tmp_path / "log", settings(OMP_NUM_THREADS="1"))
-    for release, figures in json.loads((tmp_path / "figures.json").read_text()).items():
-        assert fetched[release]["errors"] == {}, release
-        assert figures["wrong"] == [], release
-        assert figures["tensors"] == 300 * len(LAYER_IDS), release
-        assert figures["max"] < 1e-5, (release, figures)
-        assert min(figures["wrong_layer"], figures["shifted_row"]) > 0.3, (release, figures)  # controls
-        assert figures.get("chat", 0.0) < 1e-5
+    request: pytest.FixtureRequest, fetched: dict[str, dict[str, Any]], references: Callable[[str, str], Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    found = all_right(fetched, references("llama", BATCH), tmp_path)
+    note(request.node.callspec.params["server"][0], "serve", {"clients": found})
 
 
 def test_conversations_are_rendered_and_cut_as_asked(server: Server, fetched: dict[str, dict[str, Any]]) -> None:
@@ -256,12 +166,7 @@ def test_a_file_that_cannot_be_written_whole_is_not_there(server: Server) -> Non
 
 def test_clients_that_go_away_leave_nothing_behind(server: Server) -> None:
     before = server.found()
-    host, port = server.url.removeprefix("http://").split(":")
-    body = json.dumps({"prompt": [9] * 200, "max_tokens": 1}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    for _ in range(20):
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(head + body)
+    server.leave(20)
     status, answer = server.completion([9, 10, 11])
     assert status == 200
     path = Path(answer["kv_transfer_params"]["hidden_states_path"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,8 @@ import pytest
 from tools import server_docs
 
 from eagle3compat.errors import InputError
+from eagle3compat.patcher import Settings
+from eagle3compat.registry import SERVER
 from eagle3compat.serverpath import elsewhere
 from eagle3compat.serverpath.elsewhere import locate, path_problems
 from eagle3compat.serverpath.facts import CONNECTOR, METHOD, RENDER, client_facts, server_facts
@@ -57,6 +61,30 @@ def test_a_real_pair_gets_the_verdict_that_was_measured(line: str) -> None:
 
 def test_the_page_has_the_tables_of_the_record() -> None:
     assert server_docs.document() == server_docs.FILE.read_text(encoding="utf-8")
+
+
+def test_the_page_has_every_change_of_a_server() -> None:
+    text = server_docs.FILE.read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(server_\w+)` \|", text, re.MULTILINE) == list(SERVER)
+
+
+@pytest.mark.parametrize("name", SERVER)
+def test_an_id_of_a_change_may_be_skipped_everywhere(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("EAGLE3COMPAT_SKIP", name)
+    assert Settings.read(True, None, None).skip == frozenset()
+
+
+def test_what_was_measured_is_told_as_it_is(tmp_path: Path) -> None:
+    right = {"max": 2e-6, "wrong": []}
+    held = {
+        "vllm": "0.22.1", "prompts": 300, "serve": {"clients": {"0.5.0": right, "0.9.0": right}},
+        "control": {"client": "0.7.0", "missing": 0, "length": 1, "wrong": 2, "right": 297, "ended by": "rain"},
+        "adapted": {"clients": {"0.5.0": {"max": 1.0, "wrong": [[7, 2, 1.0], [7, 3, 1.0]]}}},
+    }  # fmt: skip
+    (tmp_path / "0.22.1.json").write_text(json.dumps(held))
+    row = server_docs.measured(tmp_path).splitlines()[4]
+    assert "0.7.0: 1 with too few rows, 2 with wrong rows of the right number of 300; the engine ended by rain" in row
+    assert row.endswith("| 300 files, 1 wrong, at most 1.0e+00 | 600 files, 0 wrong, at most 2.0e-06 |")
 
 
 def test_a_cpu_build_is_refused_and_only_the_command_helps() -> None:

@@ -39,6 +39,8 @@ class Asked:
     names: tuple[str, ...]
     changed: tuple[str, ...]
     """Options whose value was replaced, for people."""
+    dry: bool = False
+    """Nothing is to be served."""
 
 
 def parse(words: Sequence[str]) -> Asked:
@@ -50,11 +52,18 @@ def parse(words: Sequence[str]) -> Asked:
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (all)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (8000); 0: any that is free")
     parser.add_argument("--hidden-states-path", default=None, metavar="DIR", help="as the stock launcher has it")
+    parser.add_argument("--hidden-states-backend", default="file", help="as the stock launcher has it; file only")
+    parser.add_argument("--dry-run", action="store_true", help="look at the arguments and say what would be served")
     parser.add_argument("--target-layer-ids", type=int, nargs="+", metavar="ID", help="as the stock launcher has it")
     parser.add_argument("--include-last-layer", action=argparse.BooleanOptionalAction, default=True)
     EngineArgs.add_cli_args(parser)
     parsed = parser.parse_args([word for word in words if word != "--"])
     check_model_path(parsed.model_tag)
+    if parsed.hidden_states_backend != "file":
+        raise InputError(
+            f"--hidden-states-backend is {parsed.hidden_states_backend!r}; this server writes files. Pass file, to the "
+            "client too."
+        )
     layer_ids, last_layer = _layer_ids(parsed)
     connector = _connector(parsed)
     engine = {name: value for name, value in vars(parsed).items() if name in EngineArgs.__dataclass_fields__}
@@ -64,7 +73,7 @@ def parse(words: Sequence[str]) -> Asked:
     return Asked(
         engine, layer_ids, last_layer, Path(connector.get("shared_storage_path", "/tmp")).absolute(),
         bool(connector.get("use_synchronization_lock", True)), int(connector.get("num_writer_threads", 8)),
-        parsed.host, parsed.port, tuple([names] if isinstance(names, str) else names), changed,
+        parsed.host, parsed.port, tuple([names] if isinstance(names, str) else names), changed, parsed.dry_run,
     )
 
 

@@ -24,7 +24,12 @@ def run(words: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, interrupt)
     try:
-        return serve(parse(words))
+        asked = parse(words)
+        if not asked.dry:
+            return serve(asked)
+        layers = "the launcher's own" if asked.layer_ids is None else list(asked.layer_ids)
+        say(f"would serve {asked.names[0]} on {asked.host}:{asked.port}, layer ids {layers}, files in {asked.folder}")
+        return STOPPED
     except InputError as error:
         print(error, file=sys.stderr)
         return USAGE

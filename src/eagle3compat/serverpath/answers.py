@@ -23,17 +23,17 @@ POLL_SECONDS = 0.005
 _MARK = "_eagle3compat"
 
 
-def hold() -> bool:
-    """Have the engine of this process hold its answers; False if it does so already."""
+def hold(locked: bool) -> bool:
+    """Have the engine of this process hold its answers; False if it does so already. `locked` is `settled`'s."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     if hasattr(AsyncLLM.generate, _MARK):
         return False
-    AsyncLLM.generate = holding(AsyncLLM.generate)
+    AsyncLLM.generate = holding(AsyncLLM.generate, locked)
     return True
 
 
-def holding(original: Callable[..., Any]) -> Callable[..., Any]:
+def holding(original: Callable[..., Any], locked: bool = True) -> Callable[..., Any]:
     """`original`, an async generator of outputs, with the last output of a request held."""
 
     @functools.wraps(original)
@@ -42,19 +42,24 @@ def holding(original: Callable[..., Any]) -> Callable[..., Any]:
             async for output in outputs:
                 path = (getattr(output, "kv_transfer_params", None) or {}).get("hidden_states_path")
                 if path is not None and output.finished:
-                    await settled(path)
+                    await settled(path, locked)
                 yield output
 
     setattr(generate, _MARK, original)
     return generate
 
 
-async def settled(path: str) -> None:
-    """Return when the file is whole, without its lock; at once if it has none, as the user may switch locks off.
+async def settled(path: str, locked: bool = True) -> None:
+    """Return when the file is whole, without its lock.
 
+    `locked` says that this vLLM's connector locks a file until it is written: one without a lock is not waited for, as
+    the user may switch locks off. Others have written it before the answer.
     Raises IncompleteFileError if the lock is let go and the file is not whole: its writer failed, or its process
     ended. What there is of the file is then removed.
     """
+    if not locked:
+        _refuse_incomplete(path)
+        return
     try:
         lock = os.open(f"{path}.lock", os.O_RDWR)
     except FileNotFoundError:
@@ -65,6 +70,10 @@ async def settled(path: str) -> None:
         os.remove(f"{path}.lock")
     finally:
         os.close(lock)
+    _refuse_incomplete(path)
+
+
+def _refuse_incomplete(path: str) -> None:
     if not is_whole(path):
         if os.path.exists(path):
             os.remove(path)

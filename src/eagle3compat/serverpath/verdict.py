@@ -95,7 +95,7 @@ def _findings(client: ClientFacts, server: ServerFacts, cpu_build: bool) -> Iter
     elsewhere = SERVE if cpu_build else f"{SERVE}; or {NO_LIBRARY}"
     if not server.method:
         what = "this vLLM has no method `extract_hidden_states`: its server does not start"
-        yield Finding("no method", Effect.REFUSED, what, remedy=elsewhere)
+        yield Finding("no method", Effect.REFUSED, what, remedy=elsewhere, adapted=True)
         return
     if not server.last_layer:
         what = (
@@ -137,7 +137,7 @@ def _rows(server: ServerFacts) -> Iterator[Finding]:
     elif not server.saves_at_end:
         yield Finding(
             "chunks", Effect.SETTING, "a prompt that is split across steps may end in stale or zero rows, unseen",
-            setting="server: --no-enable-chunked-prefill",
+            setting="server: --no-enable-chunked-prefill", adapted=True,
         )
     if server.step_rows:
         yield Finding(
