@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ VllmHiddenStatesGenerator(sys.argv[1], layer_ids=[1], max_model_len=256)
 def found(shared: Path, models: dict[str, Path]) -> dict[str, str]:
     def make(target: Path) -> None:
         script = str(Path(__file__).with_name("odd_uses.py"))
-        execute([python_of(*PAIR), script, str(models["llama"]), str(target)], shared / "odd.log", settings())
+        command = [python_of(*PAIR), script, str(models["llama"]), str(target)]
+        with tempfile.TemporaryDirectory() as alone:  # where no other process puts sockets; a socket's path is short
+            execute(command, shared / "odd.log", settings(TMPDIR=alone))
 
     said: dict[str, str] = json.loads(once(shared, "odd.json", make).read_text())
     return said
