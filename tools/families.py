@@ -129,13 +129,15 @@ class Runner:
         deadline = max(deadline, time.monotonic() + GRACE)
         outcomes = json.loads((folder / "session.json").read_text())
         outcomes = {**dict.fromkeys(("imports", *(f"load {d}" for d in self.dtypes), *self.dtypes), end), **outcomes}
-        verdicts = [
-            self.verdict(family, folder, slot, deadline, outcomes, dtype)
-            if dtype in self.dtypes_of(family)
-            else {"outcome": "not run", "why": f"{dtype}: {family.no_float32[self.device]}"}
-            for dtype in self.dtypes
-        ]
-        record["dtypes"] = dict(zip(self.dtypes, verdicts, strict=True))
+        judged: dict[str, dict[str, Any]] = {}
+        for dtype in sorted(self.dtypes, key=lambda name: name != "float32"):  # it says whether transformers agrees
+            if dtype in self.dtypes_of(family):
+                trusted = all("from_transformers" not in verdict for verdict in judged.values())
+                judged[dtype] = self.verdict(family, folder, slot, deadline, outcomes, dtype, trusted)
+            else:
+                judged[dtype] = {"outcome": "not run", "why": f"{dtype}: {family.no_float32[self.device]}"}
+        record["dtypes"] = {dtype: judged[dtype] for dtype in self.dtypes}
+        verdicts = [judged[dtype] for dtype in self.dtypes]
         found = {verdict["outcome"] for verdict in verdicts}
         record["outcome"] = next(name for name in OUTCOMES if name in found)
         record["why"] = "; ".join(verdict["why"] for verdict in verdicts if verdict["why"])
@@ -169,8 +171,16 @@ class Runner:
         return steps
 
     def verdict(
-        self, family: Family, folder: Path, slot: int, deadline: float, outcomes: dict[str, Any], dtype: str
+        self,
+        family: Family,
+        folder: Path,
+        slot: int,
+        deadline: float,
+        outcomes: dict[str, Any],
+        dtype: str,
+        trusted: bool = True,
     ) -> dict[str, Any]:
+        """How one dtype came out; without trust in transformers, against vLLM's own forward."""
         for step in ("imports", f"load {dtype}", dtype):
             if "error" in outcomes[step]:
                 error = outcomes[step]
@@ -183,7 +193,8 @@ class Runner:
         if (folder / "want.pt").exists():
             figures["transformers"] = self.compared(family, folder, slot, deadline, dtype, "want")
         limit = max(family.limit, LIMITS[dtype, self.device])
-        if not figures or (apart(figures["transformers"], limit) and not family.many_streams):
+        doubted = bool(figures) and (not trusted or apart(figures["transformers"], limit))
+        if not figures or (doubted and not family.many_streams):
             arguments = (family.name, str(folder), str(self.prompts), dtype)
             self.execute("tap", family, folder, slot, deadline, *arguments)
             figures["vLLM's own forward"] = self.compared(family, folder, slot, deadline, dtype, f"tap-{dtype}")
