@@ -51,6 +51,7 @@ class Server:
     def __init__(self, command: list[str], model: Path, folder: Path, env: dict[str, str], ready: str) -> None:
         """`command` gets what the stock launcher passes, and `ready` is what the log says when it serves."""
         self.files, self.log_file, self._ready = folder / "files", folder / "log", ready
+        self.files.mkdir(parents=True, exist_ok=True)
         options = [
             "--speculative_config", json.dumps(SPECULATIVE), "--kv_transfer_config", json.dumps(connector(self.files)),
             "--host", "127.0.0.1", "--max-model-len", str(LENGTH), "--dtype", "float32",

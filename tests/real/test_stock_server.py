@@ -157,7 +157,7 @@ def test_a_vllm_without_the_method_does_not_start_and_this_librarys_server_takes
 
 def test_a_prompt_over_the_limit_is_refused_and_the_next_served(adapted: Server) -> None:
     before = adapted.found()
-    status, answer = adapted.completion([9] * LENGTH)
+    status, answer = adapted.completion([9] * (LENGTH + 1))
     assert status == 400
     assert str(LENGTH) in json.dumps(answer)
     assert adapted.found() == before
