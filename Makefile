@@ -93,8 +93,9 @@ bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
 bench-refusals: $(STAMP)  ## how soon a run that cannot work is refused, kind by kind, and the table of that in the docs
 	@$(BIN)/python benchmarks/refusals.py
 
-bench-gpu:  ## extraction against plain prefill on this machine's accelerator: PYTHON=one that has vLLM and speculators
-	@$(PYTHON) benchmarks/extraction.py --here --shape qwen3-8b
+bench-gpu:  ## speed on this machine's accelerator, without a network: PYTHON=one that has vLLM and speculators
+	@$(PYTHON) benchmarks/extraction.py --here --shape qwen3-8b --connector
+	@$(PYTHON) benchmarks/growth.py --here --shape qwen3-8b
 
 clean:  ## delete .venv and what was made here; environments with vLLM are kept
 	rm -rf .venv out .nox .pytest_cache .mypy_cache .ruff_cache .hypothesis
