@@ -201,6 +201,11 @@ def _probe(parsed: argparse.Namespace) -> int:
 def _serve(words: list[str]) -> int:
     from . import detect
 
+    if {"-h", "--help"} & set(words):
+        from .serve.arguments import own_help
+
+        print(own_help(), end="")
+        return HEALTHY
     if detect.package("vllm") is None:
         print("vLLM is not installed here, and the model runs in it. Install vLLM first.", file=sys.stderr)
         return UNHEALTHY

@@ -52,10 +52,10 @@ class Report:
         """The headline for people: whether it is a plan, and how much of it waits."""
         if self.planned:
             return f"plan, nothing is changed by it: {self.headline}"
-        waiting = sum(outcome.status is Status.DEFERRED for outcome in self.outcomes)
-        if not waiting:
+        found = {outcome.status for outcome in self.outcomes}
+        if Status.DEFERRED not in found or Status.APPLIED in found:
             return self.headline
-        return f"{self.headline}: {waiting} of {len(self.outcomes)} adapters go in when speculators is imported"
+        return f"{self.headline}: adapters go in when speculators is imported"
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, Report) and self.outcomes == other.outcomes

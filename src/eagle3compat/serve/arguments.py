@@ -43,19 +43,41 @@ class Asked:
     """Nothing is to be served."""
 
 
+def add_own(parser: argparse.ArgumentParser) -> None:
+    """What this server takes beside the options of vLLM's engine."""
+    parser.add_argument("model_tag", metavar="MODEL", help="a model folder, or an id on the hub")
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (all)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on (8000); 0: any that is free")
+    parser.add_argument("--hidden-states-path", metavar="DIR", help="where files go, as the stock launcher has it")
+    parser.add_argument("--hidden-states-backend", default="file", help="as the stock launcher has it; file only")
+    parser.add_argument("--dry-run", action="store_true", help="look at the arguments and say what would be served")
+    parser.add_argument(
+        "--target-layer-ids", type=int, nargs="+", metavar="ID",
+        help="id i is transformers' hidden_states[i]; by default those that the stock launcher takes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--include-last-layer", action=argparse.BooleanOptionalAction, default=True,
+        help="add the last layer to --target-layer-ids, as the stock launcher does (it does)",
+    )  # fmt: skip
+
+
+def own_help() -> str:
+    """What `--help` says. vLLM is not asked: it takes a minute to say what its own `--help` says."""
+    parser = argparse.ArgumentParser(
+        "eagle3compat serve", USAGE, "Answers speculators 0.5 to 0.9 as a vLLM server with extract_hidden_states does.",
+        "Engine options of vLLM are taken too, such as --max-model-len and --tensor-parallel-size: see `vllm serve "
+        "--help`. --speculative_config and --kv_transfer_config are taken as the stock launcher passes them.",
+    )  # fmt: skip
+    add_own(parser)
+    return parser.format_help()
+
+
 def parse(words: Sequence[str]) -> Asked:
     """Raises InputError; argparse's SystemExit for words that no option takes, which it names."""
     from vllm.engine.arg_utils import EngineArgs, FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(prog="eagle3compat serve", usage=USAGE)
-    parser.add_argument("model_tag", metavar="MODEL", help="a model folder, or an id on the hub")
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (all)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on (8000); 0: any that is free")
-    parser.add_argument("--hidden-states-path", default=None, metavar="DIR", help="as the stock launcher has it")
-    parser.add_argument("--hidden-states-backend", default="file", help="as the stock launcher has it; file only")
-    parser.add_argument("--dry-run", action="store_true", help="look at the arguments and say what would be served")
-    parser.add_argument("--target-layer-ids", type=int, nargs="+", metavar="ID", help="as the stock launcher has it")
-    parser.add_argument("--include-last-layer", action=argparse.BooleanOptionalAction, default=True)
+    add_own(parser)
     EngineArgs.add_cli_args(parser)
     parsed = parser.parse_args([word for word in words if word != "--"])
     check_model_path(parsed.model_tag)
