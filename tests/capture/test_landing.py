@@ -88,6 +88,17 @@ def test_many_small_states_are_taken_together_and_stay_apart(pool: ThreadPoolExe
         assert all(state.tensor.untyped_storage().nbytes() == state.tensor.nbytes for state in states[name])
 
 
+def test_what_ends_the_thread_that_takes_them_is_told(
+    sheet: Sheet, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(pool, "submit", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Landing(pool, sheet).finish(NOTHING_AGAIN)
+
+
 def test_what_came_in_the_reply_is_kept(sheet: Sheet, pool: ThreadPoolExecutor) -> None:
     own = torch.ones(4, 16)
     states = Landing(pool, sheet).finish({"a": [own, 0], "b": [0, 0]})

@@ -137,6 +137,22 @@ def test_a_stopped_conversion_goes_on(
     assert main(["check", str(tmp_path / "new")]) == 0
 
 
+def test_a_file_that_was_extracted_again_is_converted_again(
+    in_process: InProcess, tmp_path: Path, convert: Convert
+) -> None:
+    in_process.configure()
+    assert convert(in_process.folder, tmp_path / "new", "--to", "server")[0] == 0
+    content = torch.load(in_process.path(3), weights_only=True)
+    shorter = {name: content[name][:-1].clone() for name in ("input_ids", "loss_mask")}
+    shorter["hidden_states"] = [state[:-1].clone() for state in content["hidden_states"]]
+    torch.save(shorter, in_process.path(3))
+    code, out, err = convert(in_process.folder, tmp_path / "new", "--to", "server")
+    assert code == 0, err
+    assert "1 files written, 11 were there" in out
+    found = load_file(tmp_path / "new" / "hidden_states" / "hs_3.safetensors")["hidden_states"]
+    assert torch.equal(found, torch.stack(shorter["hidden_states"], dim=1))
+
+
 def test_a_folder_of_something_else_is_not_written_to(in_process: InProcess, tmp_path: Path, convert: Convert) -> None:
     in_process.configure()
     Server(tmp_path / "new" / "hidden_states", prompts_of(2))

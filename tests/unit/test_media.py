@@ -36,8 +36,9 @@ def test_the_tokens_that_a_config_names(config: dict[str, Any], tokens: dict[int
     assert media_tokens(config) == tokens
 
 
-def model(multimodal: bool) -> Any:
-    return SimpleNamespace(is_multimodal_model=multimodal, hf_config=SimpleNamespace(to_dict=lambda: QWEN))
+def model(multimodal: bool, config: dict[str, Any] = QWEN, name: str = "model") -> Any:
+    config_class = SimpleNamespace(to_dict=lambda: config)
+    return SimpleNamespace(is_multimodal_model=multimodal, hf_config=config_class, model=name)
 
 
 def test_a_prompt_with_an_image_token_is_refused_by_name_and_place() -> None:
@@ -50,3 +51,10 @@ def test_a_prompt_with_an_image_token_is_refused_by_name_and_place() -> None:
 @pytest.mark.parametrize(("multimodal", "prompt"), [(True, [5, 642, 643]), (False, [640])])
 def test_others_are_not(multimodal: bool, prompt: list[int]) -> None:
     check_media([prompt], model(multimodal))
+
+
+def test_a_model_that_does_not_name_its_token_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        check_media([[5, 6]], model(True, {"vision_config": {}}, "unnamed"))
+    (record,) = caplog.records
+    assert "unnamed takes images or the like, and its config does not name the token" in record.getMessage()

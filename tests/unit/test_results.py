@@ -69,7 +69,7 @@ def test_what_is_no_list_of_prompts_is_refused(given: Any) -> None:
         token_lists(given)
 
 
-@pytest.mark.parametrize("kind", [set, frozenset, bytes, bytearray, dict.fromkeys])
+@pytest.mark.parametrize("kind", [set, frozenset, bytes, bytearray, memoryview, dict.fromkeys])
 def test_what_has_no_order_or_is_no_list_of_tokens_is_refused(kind: Any) -> None:
     given = kind(b"ab")
     with pytest.raises(InputError, match=f"token_ids is a {type(given).__name__}"):
@@ -77,6 +77,11 @@ def test_what_has_no_order_or_is_no_list_of_tokens_is_refused(kind: Any) -> None
     with pytest.raises(InputError, match=f"prompt 1 is a {type(given).__name__}. Pass a list of token ids") as caught:
         token_lists([[1], given])
     assert caught.value.index == 1
+
+
+def test_an_array_of_text_is_no_list_of_tokens() -> None:
+    with pytest.raises(InputError, match="prompt 0 is a bytes\\. Pass a list of token ids"):
+        token_lists([Array(b"abc")])
 
 
 @pytest.mark.parametrize("token", [1.0, 1.5, "1", None])

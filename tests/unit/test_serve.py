@@ -19,7 +19,7 @@ from eagle3compat.cli import main
 from eagle3compat.errors import InputError, WorkerError
 from eagle3compat.serve.arguments import Asked, chosen_ids
 from eagle3compat.serve.batches import Batches, Job, StoppingError
-from eagle3compat.serve.chat import cut, plain
+from eagle3compat.serve.chat import Tokens, cut, plain
 from eagle3compat.serve.files import Folder, WriteError
 
 
@@ -265,8 +265,33 @@ def test_messages_of_parts_become_text() -> None:
     assert plain({"role": "user", "content": parts}, 0) == {"role": "user", "content": "a\nb"}
     with pytest.raises(InputError, match="message 2 holds a part of type 'audio_url'"):
         plain({"role": "user", "content": [{"type": "audio_url"}]}, 2)
+    with pytest.raises(InputError, match="message 3 holds a part of type 'text' whose text is no string"):
+        plain({"role": "user", "content": [{"type": "text", "text": None}]}, 3)
     with pytest.raises(InputError, match="message 1 is no object with a role"):
         plain("hello", 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ 1 }}"}, "A template is a program"),
+        (
+            {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+            "A template is a program",
+        ),
+        ({"messages": 5}, "messages is 5, not a list"),
+    ],
+)
+def test_what_a_conversation_may_not_hold(body: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokens, "_tokenizer", lambda self: None)
+    with pytest.raises(InputError, match=says):
+        Tokens(None).of_chat(body)
+
+
+def test_text_that_is_no_unicode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokens, "_tokenizer", lambda self: None)
+    with pytest.raises(InputError, match="the text is no Unicode"):
+        Tokens(None).of_text("\ud800x")
 
 
 def test_without_vllm_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

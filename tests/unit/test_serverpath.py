@@ -274,6 +274,12 @@ def test_a_folder_that_the_server_cannot_write_to_or_that_is_not_there(tmp_path:
     assert "Permission denied" in problem
 
 
+def test_what_a_wrapper_prints_first_is_passed_over(tmp_path: Path, wrapper: Wrapper) -> None:
+    assert list(path_problems(str(tmp_path), wrapper('echo Activating; exec {python} "$@"'))) == []
+    (problem,) = path_problems(str(tmp_path), wrapper("echo Activating; echo no disk >&2; exit 1"))
+    assert "no disk" in problem
+
+
 HANGS = "sleep 600 & echo $! > {pid}; wait"
 """A wrapper whose child holds its output open."""
 

@@ -168,15 +168,14 @@ def _is_integer(value: Any) -> bool:
     return True
 
 
-NO_LISTS = (Set, Mapping, bytes, bytearray, str)
+NO_LISTS = (Set, Mapping, bytes, bytearray, memoryview, str)
 """What can be gone through and is no list of tokens: a set has lost their order, bytes are text before a tokenizer."""
 LISTS = "Pass a list of lists of token ids, or a tensor [prompts, tokens]."
 
 
 def token_lists(token_ids: Any) -> list[list[int]]:
     """The prompts of a call as lists, whatever stock accepts: lists, a list of tensors, or a tensor `[n, length]`."""
-    if hasattr(token_ids, "tolist"):
-        token_ids = token_ids.tolist()
+    token_ids = _plain(token_ids)
     if isinstance(token_ids, NO_LISTS):
         raise InputError(f"token_ids is a {type(token_ids).__name__}. {LISTS}")
     try:
@@ -193,9 +192,15 @@ def token_lists(token_ids: Any) -> list[list[int]]:
 
 
 def _listed(index: int, ids: Any) -> list[Any]:
+    ids = _plain(ids)
     if isinstance(ids, NO_LISTS):
         raise InputError(f"prompt {index} is a {type(ids).__name__}. Pass a list of token ids.", index)
-    return list(ids.tolist() if hasattr(ids, "tolist") else ids)
+    return list(ids)
+
+
+def _plain(values: Any) -> Any:
+    """A tensor or an array as lists; what holds bytes or text stays what it is."""
+    return values.tolist() if hasattr(values, "tolist") and not isinstance(values, NO_LISTS) else values
 
 
 def _token(value: Any) -> int:

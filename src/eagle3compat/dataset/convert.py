@@ -80,26 +80,34 @@ def convert(
     source: Folder, target: Path, record: dict[str, Any], indices: Sequence[int], masks: Any = None,
     advance: Advance | None = None,
 ) -> int:
-    """Write the files `indices` to the target; those that are there already, from an earlier start, are kept.
+    """Write the files `indices` to the target; those that an earlier start made of the same source files are kept.
 
+    A file has the time of its source, to the nanosecond: one whose source was written again since is written again.
     `masks` gives `input_ids` and `loss_mask` by index where the source has none. Returns how many were written.
     """
     written = 0
     for index in indices:
         path = target / (SERVER if source.layout is IN_PROCESS else IN_PROCESS).file(index)
-        if not path.exists():
+        if not made_of(path, source.files[index]):
             with opened(source.files[index], source.layout) as sample:
+                modified = source.files[index].stat().st_mtime_ns
                 if source.layout is IN_PROCESS:
-                    _write_server(sample, path, record)
+                    _write_server(sample, path, record, modified)
                 else:
-                    _write_in_process(sample, path, source.files[index], None if masks is None else masks[index])
+                    row = None if masks is None else masks[index]
+                    _write_in_process(sample, path, source.files[index], row, modified)
             written += 1
         if advance is not None:
             advance(source.files[index].stat().st_size)
     return written
 
 
-def _write_server(sample: Sample, path: Path, record: dict[str, Any]) -> None:
+def made_of(path: Path, source: Path) -> bool:
+    """Whether the file is there and its source is as it was."""
+    return path.exists() and path.stat().st_mtime_ns == source.stat().st_mtime_ns
+
+
+def _write_server(sample: Sample, path: Path, record: dict[str, Any], modified: int) -> None:
     """`token_ids` int64 `[S]`, `hidden_states` `[S, L, H]`; `loss_mask` is kept too, stock's readers pass over it."""
     import torch
     from safetensors.torch import save_file
@@ -110,10 +118,10 @@ def _write_server(sample: Sample, path: Path, record: dict[str, Any]) -> None:
         "loss_mask": sample.loss_mask.to(torch.int64).clone(),
     }
     known = {name: json.dumps(record[name]) for name in ("layer_ids", "layout", "num_hidden_layers", "eagle3compat")}
-    write_whole(path, lambda part: save_file(tensors, part, metadata=known))
+    write_whole(path, lambda part: save_file(tensors, part, metadata=known), modified)
 
 
-def _write_in_process(sample: Sample, path: Path, source: Path, row: Any) -> None:
+def _write_in_process(sample: Sample, path: Path, source: Path, row: Any, modified: int) -> None:
     """What stock's script writes: no view of a larger buffer, ids and mask in int64."""
     import torch
 
@@ -132,16 +140,21 @@ def _write_in_process(sample: Sample, path: Path, source: Path, row: Any) -> Non
         "hidden_states": [state.clone(memory_format=torch.contiguous_format) for state in sample.states],
         "loss_mask": mask.to(torch.int64).clone(),
     }
-    write_whole(path, lambda part: torch.save(content, part))
+    write_whole(path, lambda part: torch.save(content, part), modified)
 
 
-def write_whole(path: Path, write: Any) -> None:
-    """The file is there whole or not at all. An unfinished one has no name that stock would read."""
-    part = path.with_name(f"{path.name}.part")
+def write_whole(path: Path, write: Any, modified: int | None = None) -> None:
+    """The file is there whole or not at all, with this time of modification if one is given, in nanoseconds.
+
+    An unfinished one has no name that stock would read, and no name that another process writes to.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         write(part)
         with part.open("rb") as file:
             os.fsync(file.fileno())
+        if modified is not None:
+            os.utime(part, ns=(modified, modified))
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -66,6 +66,7 @@ class Landing:
         self._open = torch.ones(sheet.landed.shape, dtype=torch.bool)
         self._targets: dict[Key, Part[torch.Tensor]] = {}
         self._copies: dict[Key, tuple[int, Part[Landed]]] = {}
+        self._error: Exception | None = None
         self._poller = threading.Thread(target=self._poll, name="eagle3compat-landing", daemon=True)
         self._poller.start()
 
@@ -87,6 +88,12 @@ class Landing:
         return self._sheet.places[self._sheet.layout.requests[number]][layer]
 
     def _poll(self) -> None:
+        try:
+            self._take()
+        except Exception as error:  # noqa: BLE001  finish() raises it in the caller's thread
+            self._error = error
+
+    def _take(self) -> None:
         for group in self._groups(self._open.nonzero().tolist()):
             prepared_group = self._pool.submit(prepared, [self._source(key) for key in group])
             self._targets.update({key: Part(prepared_group, place) for place, key in enumerate(group)})
@@ -110,6 +117,8 @@ class Landing:
         self._ended.set()
         self._poller.join()
         try:
+            if self._error is not None:
+                raise self._error
             said = dict(self._said(replies))
             # what is not read yet, or was written again since
             self._copy({key: now for key, now in said.items() if self._copies.get(key, (None,))[0] != now})

@@ -6,6 +6,7 @@ fails, and the states from there on are not those of the image. So these prompts
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from ..errors import InputError
 
 PLACEHOLDER = re.compile(r"(^|_)(im|image|img|video|audio|sound|media|vision|speech)_(\w+_)?(token|patch)_(id|index)$")
 """Names that multimodal configs give to the tokens in whose place vLLM puts what an encoder made."""
+log = logging.getLogger("eagle3compat")
+_warned: set[str] = set()
 EDGE = re.compile(r"(^|_)(start|end|begin|bos|eos|col|sep|newline|break)(_|$)")
 """Of these, the names of tokens around an image, which are computed as words with an image too."""
 
@@ -39,6 +42,13 @@ def check_media(prompts: Sequence[Sequence[int]], model_config: Any) -> None:
     if not getattr(model_config, "is_multimodal_model", False):
         return
     names = media_tokens(model_config.hf_config.to_dict())
+    if not names and model_config.model not in _warned:
+        _warned.add(model_config.model)
+        log.warning(
+            "eagle3compat: %s takes images or the like, and its config does not name the token that stands for one. A "
+            "prompt with such a token is computed as a word, without an error: leave such samples out.",
+            model_config.model,
+        )
     for index, prompt in enumerate(prompts):
         if names.keys().isdisjoint(prompt):
             continue

@@ -8,7 +8,7 @@ from typing import Any
 from ..adapters.tokenizer import TrustingTokenizer
 from ..errors import InputError
 
-RENDERING = ("add_generation_prompt", "continue_final_message", "chat_template", "documents")
+RENDERING = ("add_generation_prompt", "continue_final_message", "documents")
 """Fields of a request that the chat template takes as they are."""
 
 
@@ -36,7 +36,12 @@ class Tokens:
         return self._loaded
 
     def of_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(self._tokenizer()(text, add_special_tokens=add_special_tokens)["input_ids"])
+        tokenizer = self._tokenizer()
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the text is no Unicode: {error.reason} at {error.start}.") from error
+        return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def of_chat(self, body: Mapping[str, Any]) -> list[int]:
         """What `messages` of a request are rendered to, cut as `truncate_prompt_tokens` says. Raises InputError."""
@@ -47,7 +52,12 @@ class Tokens:
         if not isinstance(more, dict):
             raise InputError(f"chat_template_kwargs is {more!r}, not an object.")
         options.update(more)
-        messages = [plain(message, number) for number, message in enumerate(body.get("messages") or [])]
+        if body.get("chat_template") is not None or "chat_template" in more:
+            raise InputError("chat_template is in the request. A template is a program: only the model's own is used.")
+        given = body.get("messages") or []
+        if not isinstance(given, list):
+            raise InputError(f"messages is {given!r}, not a list.")
+        messages = [plain(message, number) for number, message in enumerate(given)]
         if not messages:
             raise InputError("messages is empty: there is nothing to render.")
         try:
@@ -82,4 +92,7 @@ def plain(message: Any, number: int) -> dict[str, Any]:
     for kind in kinds:
         if kind != "text":
             raise InputError(f"message {number} holds a part of type {kind!r}; this server takes text only.", number)
-    return {**message, "content": "\n".join(str(part.get("text", "")) for part in content)}
+    texts = [part.get("text") for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(f"message {number} holds a part of type 'text' whose text is no string.", number)
+    return {**message, "content": "\n".join(texts)}

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,9 +99,11 @@ def path_problems(folder: str, python: str | None = None) -> Iterator[str]:
     assert holder.stdout is not None
     assert holder.stderr is not None
     try:
-        if not select.select([holder.stdout], [], [], SECONDS)[0]:
+        held = _held(holder.stdout.fileno())
+        if held is None:
             yield f"{command[0]} did not answer within {SECONDS:.0f} s, so {folder} was not tried. Give a python."
-        elif holder.stdout.readline().strip() != b"held":
+        elif not held:
+            end(holder)
             said = holder.stderr.read().decode(errors="replace").strip().splitlines()[-1:] or ["it ended"]
             yield f"the server cannot write to the hidden-states path {folder}: {said[0]}. Both need that folder."
         elif not marker.is_file():
@@ -120,6 +123,23 @@ def path_problems(folder: str, python: str | None = None) -> Iterator[str]:
         end(holder)
         holder.stdout.close()
         holder.stderr.close()
+
+
+def _held(answers: int) -> bool | None:
+    """Whether the server's python says that it holds the file; None where it neither does nor ends in time.
+
+    What a wrapper prints before it is passed over.
+    """
+    deadline, said = time.monotonic() + SECONDS, b""
+    while b"held" not in said.split(b"\n")[:-1]:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([answers], [], [], left)[0]:
+            return None
+        more = os.read(answers, 4096)
+        if not more:
+            return False
+        said += more
+    return True
 
 
 def _locked(file: Path) -> bool:
