@@ -8,6 +8,20 @@ from typing import Any
 Shapes = dict[str, tuple[int, ...]]
 
 
+def attention(hidden: int, head: int, queries: int, keys: int) -> Shapes:
+    """The norms and the attention of a layer whose queries and keys have norms."""
+    return {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+    }
+
+
 def step3p5(config: dict[str, Any]) -> Shapes:
     """Step 3.5: zero-centred norms, dense layers first, then mixtures with a shared expert."""
     hidden, head, experts = config["hidden_size"], config["head_dim"], config["moe_num_experts"]
@@ -17,16 +31,7 @@ def step3p5(config: dict[str, Any]) -> Shapes:
     shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     mixtures = [int(layer) for layer in config["moe_layers_enum"].split(",")]
     for layer in range(config["num_hidden_layers"]):
-        parts: Shapes = {
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (queries, hidden),
-            "self_attn.k_proj": (keys, hidden),
-            "self_attn.v_proj": (keys, hidden),
-            "self_attn.o_proj": (hidden, queries),
-            "self_attn.q_norm": (head,),
-            "self_attn.k_norm": (head,),
-        }
+        parts = attention(hidden, head, queries, keys)
         if layer in mixtures:
             parts |= {
                 "moe.gate": (experts, hidden),
@@ -54,16 +59,7 @@ def minimax_m3(config: dict[str, Any]) -> Shapes:
     shapes: Shapes = {"model.embed_tokens.weight": (text["vocab_size"], hidden), "model.norm.weight": (hidden,)}
     shapes["lm_head.weight"] = (text["vocab_size"], hidden)
     for layer, mixture in enumerate(text["moe_layer_freq"]):
-        parts: Shapes = {
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (queries, hidden),
-            "self_attn.k_proj": (keys, hidden),
-            "self_attn.v_proj": (keys, hidden),
-            "self_attn.o_proj": (hidden, queries),
-            "self_attn.q_norm": (head,),
-            "self_attn.k_norm": (head,),
-        }
+        parts = attention(hidden, head, queries, keys)
         if mixture:
             experts = text["num_local_experts"]
             parts |= {"block_sparse_moe.gate": (experts, hidden)}
