@@ -87,8 +87,8 @@ bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
 	@$(BIN)/python benchmarks/import_and_apply.py
 	@$(BIN)/python benchmarks/hooks.py
 	@$(BIN)/python benchmarks/extraction.py
-	@$(BIN)/python benchmarks/growth.py
-	@$(BIN)/python benchmarks/against.py
+	@$(BIN)/python benchmarks/growth.py --rounds 3
+	@$(BIN)/python benchmarks/against.py --rounds 5
 
 bench-refusals: $(STAMP)  ## how soon a run that cannot work is refused, kind by kind, and the table of that in the docs
 	@$(BIN)/python benchmarks/refusals.py
