@@ -85,10 +85,10 @@ release-check: $(STAMP)  ## build, metadata, the wheel in a bare environment, do
 
 bench: $(STAMP)  ## what import, apply and capture cost; raw figures go to out/
 	@$(BIN)/python benchmarks/import_and_apply.py
-	@$(BIN)/python benchmarks/hooks.py
-	@$(BIN)/python benchmarks/extraction.py
+	@$(BIN)/python benchmarks/hooks.py --rounds 5
+	@$(BIN)/python benchmarks/extraction.py --rounds 5
 	@$(BIN)/python benchmarks/growth.py --rounds 3
-	@$(BIN)/python benchmarks/against.py --rounds 5
+	@$(BIN)/python benchmarks/against.py --rounds 3
 
 bench-refusals: $(STAMP)  ## how soon a run that cannot work is refused, kind by kind, and the table of that in the docs
 	@$(BIN)/python benchmarks/refusals.py

@@ -31,7 +31,7 @@ TOKENS = 4096
 """Of a call, where the number of sequences is not what grows."""
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 SEQUENCES = (1, 4, 16, 64, 256)
-LAYERS = (1, 2, 4, 8)
+LAYERS = (1, 4, 8)
 
 AXES = ("tokens", "sequences", "layers", "ranks")
 
@@ -49,7 +49,7 @@ def points(shape: dict[str, Any], ranks: int) -> list[Point]:
         spread = [total * (index + 1) // count - 1 for index in range(count)]
         usual = {"tokens": 256, "prompts": TOKENS // 256, "ranks": 1}
         made.append({"axis": "layers captured", "at": count, "layer_ids": spread, **usual})
-    for size in range(1, ranks + 1):
+    for size in range(1, ranks + 1) if ranks > 1 else ():
         usual = {"tokens": 256, "prompts": TOKENS // 256, "layer_ids": layers}
         made.append({"axis": "tensor-parallel ranks", "at": size, "ranks": size, **usual})
     return made
