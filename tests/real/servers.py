@@ -180,9 +180,10 @@ def figures(fetched: dict[str, dict[str, Any]], reference: Path, folder: Path, t
 
 def all_right(fetched: dict[str, dict[str, Any]], reference: Path, folder: Path) -> dict[str, Any]:
     """Assert that every tensor of every client is the model's, and that the controls are not; the figures."""
+    for release, report in fetched.items():
+        assert report["errors"] == {}, release
     by_release = figures(fetched, reference, folder)
     for release, found in by_release.items():
-        assert fetched[release]["errors"] == {}, release
         assert found["wrong"] == [], release
         assert found["tensors"] == len(PROMPTS[BATCH]) * len(LAYER_IDS), release
         assert found["max"] < 1e-5, (release, found)
