@@ -106,6 +106,8 @@ def test_both_ways_give_the_same(choice: str, engine: Engine) -> None:
         assert_right(extract(transport, engine, prompts), prompts)
         assert transport.way == ("pickled" if choice == "pickled" else "shared")
     assert mapped() == (choice != "pickled")
+    if transport._pool is not None:  # its threads leave the cores to the worker
+        assert transport._pool.submit(torch.get_num_threads).result() == 1
     transport.close()
 
 

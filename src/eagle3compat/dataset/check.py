@@ -6,12 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..threads import compute_alone
 from .across import APART, Across, row_errors
 from .content import HEADS, ROWS, Facts, heads, inspect
 from .faults import KINDS, Fault, to_redo, written
@@ -83,7 +83,7 @@ def check(
 def _facts(folder: Folder, layer_ids: Sequence[int] | None) -> Iterator[Facts]:
     """Of each file, by index, read by several threads; only so many are held as there are threads."""
     workers = min(THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers) as pool, one_thread_each():
+    with ThreadPoolExecutor(workers, initializer=compute_alone) as pool:
         pending: deque[Future[Facts]] = deque()
         try:
             for index, path in folder.files.items():
@@ -95,19 +95,6 @@ def _facts(folder: Folder, layer_ids: Sequence[int] | None) -> Iterator[Facts]:
         finally:
             for future in pending:
                 future.cancel()
-
-
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Within, torch's operations take one thread: the files are what is spread over the cores."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _read_heads(folder: Folder, index: int, rows: int) -> Any:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, WorkerNotAdaptedError
+from ..threads import compute_alone
 
 if TYPE_CHECKING:
     from ..capture.segment import Layout, Segment
@@ -109,7 +110,7 @@ class Transport:
 
         assert self._segment is not None
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="eagle3compat-landing")
+            self._pool = ThreadPoolExecutor(THREADS, "eagle3compat-landing", initializer=compute_alone)
         self._landing = Landing(self._pool, Sheet(layout, self._segment.data))
 
     def collect(self, prompts: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
