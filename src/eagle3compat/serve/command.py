@@ -17,6 +17,9 @@ from .files import Folder
 STOPPED, FAILED, USAGE = 0, 1, 2
 GRACE_SECONDS = 5
 """How long requests that are under way may take once the server is told to stop."""
+KEEP_ALIVE_SECONDS = 600
+"""How long a connection may be idle. httpx, which stock's clients use, closes its own after 5 s, and uvicorn's 5 s race
+with that: a request on a connection that the server is just closing is lost."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -85,7 +88,7 @@ def _serve(asked: Asked, folder: Folder, listening: socket.socket, ending: ExitS
     batches = Batches(extractor, folder, asked.writers, stop)
     ending.callback(batches.close, GRACE_SECONDS)
     app = Service(extractor, batches, asked.names).app()
-    settings: dict[str, Any] = {"log_level": "warning", "access_log": False}
+    settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
     server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=GRACE_SECONDS, **settings))
     listening.listen()  # who reads the next line and connects at once is not refused
     host, port = listening.getsockname()[:2]
