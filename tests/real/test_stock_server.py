@@ -71,7 +71,8 @@ def stock(vllm: str, model: Path, folder: Path, **env: str) -> Server:
         python_of(*(REFERENCE if vllm == WITHOUT else (vllm, SPECULATORS))), "-m",
         "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port), *OPTIONS.get(vllm, []),
     ]  # fmt: skip
-    env = settings(PYTHONPATH=os.pathsep.join(map(str, beside)), **env)
+    # connections that idle for as long as these clients keep theirs are closed on both sides at once, and requests lost
+    env = settings(PYTHONPATH=os.pathsep.join(map(str, beside)), VLLM_HTTP_TIMEOUT_KEEP_ALIVE="600", **env)
     ready = "Application startup complete" if vllm in OPTIONS else " on http://"
     server = Server(command, model, folder, env, ready)
     server.url = f"http://127.0.0.1:{port}"
