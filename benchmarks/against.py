@@ -2,7 +2,7 @@
 
     python benchmarks/against.py [--rounds N] [--prompts N] [--vllm 0.16.0 --speculators 0.4.0.1] [--here]
 
-Three processes hold the same small model and the same prompts, and take turns, while the others wait:
+Three processes hold the same small model and the same prompts, and take turns, while the others are stopped:
 
     stock         speculators by itself, on a vLLM where it runs
     adapted       the same, with the library
@@ -21,10 +21,12 @@ import json
 import os
 import platform
 import random
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from statistics import median, quantiles
@@ -131,6 +133,7 @@ class Player:
             self.process = subprocess.Popen(
                 [python, __file__, "--play", name, "--task", str(task), "--answer", str(writing)],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing], env=env, text=True,
+                start_new_session=True,
             )
         os.close(writing)
         self.name, self.answers = name, os.fdopen(reading)
@@ -141,16 +144,26 @@ class Player:
             sys.exit(f"{self.name} ended; the end of its output:\n{self.log.read_text()[-4000:]}")
         return json.loads(line)
 
+    def signal(self, number: int) -> None:
+        """Stop its processes, or have them go on: a worker of vLLM's that waits looks for work all the time."""
+        os.killpg(self.process.pid, number)
+
     def round(self) -> float:
         assert self.process.stdin is not None
+        self.signal(signal.SIGCONT)
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
-        return float(self.answer())
+        seconds = float(self.answer())
+        self.signal(signal.SIGSTOP)
+        return seconds
 
     def end(self) -> None:
+        """Have it end, stopped as it may be."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(120)
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.process.stdin.close()
+            self.process.wait(120)
 
 
 COMPARE = """
@@ -192,22 +205,23 @@ def main() -> None:
     task = {"model": str(folder / "model"), "layer_ids": shape["layer_ids"], "dtype": options.dtype, "calls": calls,
             "folder": str(folder)}  # fmt: skip
     (folder / "task.json").write_text(json.dumps(task))
-    players = []
-    for name in PLAYERS:  # one after another: loading takes every core
-        players.append(Player(name, python, folder / "task.json"))
-        found = players[-1].answer()
-        print(f"{name} is ready", flush=True)
-    yardstick = str(ROOT / "src/eagle3compat/yardstick")
-    done = subprocess.run([python, "-c", COMPARE, str(folder), yardstick], check=True, capture_output=True, text=True)
-    off = json.loads(done.stdout)
     seconds: dict[str, list[float]] = {name: [] for name in PLAYERS}
-    for index in range(options.rounds + 1):  # the first is not counted
-        for player in players if index % 2 else reversed(players):
-            took = player.round()
-            if index:
-                seconds[player.name].append(took)
-    for player in players:
-        player.end()
+    with ExitStack() as ending:
+        players = []
+        for name in PLAYERS:  # one after another: loading takes every core
+            players.append(Player(name, python, folder / "task.json"))
+            ending.callback(players[-1].end)
+            found = players[-1].answer()
+            players[-1].signal(signal.SIGSTOP)
+            print(f"{name} is ready", flush=True)
+        yardstick = str(ROOT / "src/eagle3compat/yardstick")
+        command = [python, "-c", COMPARE, str(folder), yardstick]
+        off = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for index in range(options.rounds + 1):  # the first is not counted
+            for player in players if index % 2 else reversed(players):
+                took = player.round()
+                if index:
+                    seconds[player.name].append(took)
     figures = {
         "seconds": seconds, "differ": dict(zip(("stock", "transformers"), off, strict=True)), "versions": found,
         "tokens": sum(len(prompt) for call in calls for prompt in call), "prompts": options.prompts,
