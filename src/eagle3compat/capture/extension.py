@@ -99,15 +99,21 @@ class HiddenStatesWorkerExtension:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def eagle3compat_begin(self, prompts: Mapping[str, Sequence[int]], layout: Layout | None = None) -> None:
+    def eagle3compat_begin(
+        self,
+        prompts: Mapping[str, Sequence[int]],
+        layout: Layout | None = None,
+        leads: Mapping[str, int] | None = None,
+    ) -> None:
         """Expect these requests and no others, request id to token ids.
 
-        Their rows go to attached memory where `layout` says so. What a failed call left is forgotten.
+        Their rows go to attached memory where `layout` says so. `leads` says of those with an image how many tokens
+        come before the first. What a failed call left is forgotten.
         """
         if not hasattr(self, "_eagle3compat_recorder"):
             raise RuntimeError("eagle3compat_begin was called before _setup_hidden_states_capture: set up first")
         self._eagle3compat_recorder.store.clear()
-        self._eagle3compat_recorder.store.begin(prompts, layout)
+        self._eagle3compat_recorder.store.begin(prompts, layout, leads)
 
     def eagle3compat_collect(self, requests: Sequence[str]) -> dict[str, list[torch.Tensor | int]] | None:
         """Hand over these requests, see Store.collect; None off rank 0."""

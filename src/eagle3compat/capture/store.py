@@ -15,6 +15,7 @@ from .rows import Step
 from .segment import Address, Layout, Sheet
 
 REMEDY = "Nothing of this call was returned. Run `eagle3compat doctor` and report its output."
+REMEDY_IMAGES = "Nothing of this call was returned. Leave images out on this vLLM, or set VLLM_USE_V2_MODEL_RUNNER=0."
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Store:
     def __init__(self, layer_ids: Sequence[int]) -> None:
         self.layer_ids = tuple(dict.fromkeys(layer_ids))
         self._prompts: dict[str, torch.Tensor] = {}
+        self._leads: dict[str, int] = {}
         self._states: dict[tuple[str, int], torch.Tensor] = {}
         self._in_segment: dict[int, bool] = {}
         self._filled: dict[tuple[str, int], Spans] = {}
@@ -77,6 +79,7 @@ class Store:
         self._sheet = None
         self._sends = 0
         self._prompts.clear()
+        self._leads.clear()
         self._states.clear()
         self._in_segment.clear()
         self._filled.clear()
@@ -94,8 +97,17 @@ class Store:
         if self._courier is not None:
             self._courier.adopt(self._data)
 
-    def begin(self, prompts: Mapping[str, Sequence[int]], layout: Layout | None = None) -> None:
-        """Expect the rows of these requests (id to token ids), in the attached segment where `layout` says so."""
+    def begin(
+        self,
+        prompts: Mapping[str, Sequence[int]],
+        layout: Layout | None = None,
+        leads: Mapping[str, int] | None = None,
+    ) -> None:
+        """Expect the rows of these requests (id to token ids), in the attached segment where `layout` says so.
+
+        `leads` says of those with an image how many tokens come before the first.
+        """
+        self._leads.update(leads or {})
         for request, tokens in prompts.items():
             self._prompts[request] = torch.tensor(tokens, dtype=torch.long)
             self._filled.update({(request, layer): Spans() for layer in self.layer_ids})
@@ -109,12 +121,21 @@ class Store:
     def expects(self, step: Step) -> bool:
         return any(request in self._prompts for request in step.request_ids)
 
+    def has_images(self, step: Step) -> bool:
+        """Whether one of the step's requests has an image, which need not be in this step."""
+        return any(request in self._leads for request in step.request_ids)
+
     def pieces(self, step: Step, positions: torch.Tensor, tokens: torch.Tensor | None) -> list[Piece]:
         """Where a step's rows belong. Raises ResultError when they are not the prompts' own.
 
-        `positions` `[rows]` and `tokens` `[rows]` (None where the forward gets embeddings) are int64 on the host. Rows
-        past the step's total are padding; rows past a prompt are sampled tokens.
+        `positions` `[rows]`, or `[3, rows]` of a multimodal rotary embedding, and `tokens` `[rows]` (None: unknown) are
+        int64 on the host. Rows past the step's total are padding; rows past a prompt are sampled tokens.
+
+        A position is a row's place in the prompt, but in a multimodal rotary embedding from the first image on. Where
+        there is one, places follow from what the runner has computed of each, and positions must agree up to there.
         """
+        rotary = positions.dim() > 1  # for text all three are the same
+        positions = positions[0] if rotary else positions
         require(len(positions), step, "positions")
         starts = [stop - count for stop, count in zip(accumulate(step.counts), step.counts, strict=True)]
         mine = [
@@ -122,14 +143,28 @@ class Store:
             for request, start, count in zip(step.request_ids, starts, step.counts, strict=True)
             if request in self._prompts and count
         ]
-        firsts = positions[[rows.start for _request, rows in mine]].tolist()
+        placed = rotary and self.has_images(step)
+        if placed and step.starts is None:
+            raise ResultError(None, "the model runner does not say how much of a prompt it has computed", REMEDY_IMAGES)
+        if placed and step.starts is not None:
+            computed = dict(zip(step.request_ids, step.starts, strict=True))
+            firsts = [computed[request] for request, _rows in mine]
+        else:
+            firsts = positions[[rows.start for _request, rows in mine]].tolist()
         found = []
         for (request, rows), first in zip(mine, firsts, strict=True):
             wanted = min(rows.stop - rows.start, len(self._prompts[request]) - first)
             if wanted > 0:
                 found.append(Piece(request, slice(rows.start, rows.start + wanted), slice(first, first + wanted)))
+        if placed:
+            mine = [(name, self._text_of(name, rows, at)) for (name, rows), at in zip(mine, firsts, strict=True)]
         self._refuse_others(mine, firsts, found, positions, tokens)
         return found
+
+    def _text_of(self, request: str, rows: slice, first: int) -> slice:
+        """Those of a request's rows, from place `first` in the prompt on, whose rotary positions are places."""
+        lead = self._leads.get(request)
+        return rows if lead is None else slice(rows.start, min(rows.stop, rows.start + max(lead - first, 0)))
 
     def _refuse_others(
         self,
@@ -139,7 +174,7 @@ class Store:
         positions: torch.Tensor,
         tokens: torch.Tensor | None,
     ) -> None:
-        """Raise ResultError where positions do not follow one another, or tokens are not the prompt's."""
+        """Raise ResultError where positions of `mine` do not follow one another, or tokens are not the prompt's."""
         follow = [
             torch.arange(first, first + rows.stop - rows.start) for (_, rows), first in zip(mine, firsts, strict=True)
         ]

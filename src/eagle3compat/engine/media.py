@@ -34,9 +34,10 @@ def _named(config: Any) -> Iterator[tuple[int, str]]:
             yield value, name
 
 
-def check_media(prompts: Sequence[Sequence[int]], model_config: Any) -> None:
+def check_media(prompts: Sequence[Sequence[int]], model_config: Any, images: Sequence[tuple[int, int]] = ()) -> None:
     """Raise InputError for the first prompt that holds such a token; `model_config` is vLLM's ModelConfig.
 
+    Between the places of `images` (the first, and the one after the last) there are images, and such tokens belong.
     Models of which vLLM runs a class for text alone have none: their own forward takes each token for a word.
     """
     if not getattr(model_config, "is_multimodal_model", False):
@@ -52,7 +53,11 @@ def check_media(prompts: Sequence[Sequence[int]], model_config: Any) -> None:
     for index, prompt in enumerate(prompts):
         if names.keys().isdisjoint(prompt):
             continue
-        place, token = next((place, token) for place, token in enumerate(prompt) if token in names)
+        found = [place for place, token in enumerate(prompt) if token in names]
+        found = [place for place in found if not any(start <= place < stop for start, stop in images)]
+        if not found:
+            continue
+        place, token = found[0], prompt[found[0]]
         raise InputError(
             f"prompt {index} holds token id {token} at position {place}, which is {names[token]} in the config. "
             "It stands for an image or the like, which token ids do not carry, so its states would be those of a word. "

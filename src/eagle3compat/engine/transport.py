@@ -52,12 +52,15 @@ class Transport:
         self.way = ""
         """How the states of the last call came: `shared` or `pickled`."""
 
-    def begin(self, prompts: Mapping[str, Sequence[int]], layers: int) -> None:
-        """Have the worker expect these requests (id to token ids), of `layers` distinct layers each."""
+    def begin(self, prompts: Mapping[str, Sequence[int]], layers: int, leads: Mapping[str, int] | None = None) -> None:
+        """Have the worker expect these requests (id to token ids), of `layers` distinct layers each.
+
+        `leads` says of those with an image how many tokens come before the first.
+        """
         self.abandon()
         self._layout = layout = self._layout_of(prompts, layers)
         shared = self.choice != "pickled" and not self._unusable and self._attach(layout)
-        self._engine.call("eagle3compat_begin", dict(prompts), layout if shared else None)
+        self._engine.call("eagle3compat_begin", dict(prompts), layout if shared else None, leads)
         self.way = "shared" if shared else "pickled"
         if shared:
             self._land(layout)

@@ -18,9 +18,10 @@ from starlette.routing import Route
 
 from ..errors import InputError
 from .batches import Batches, Job, StoppingError
-from .chat import Tokens, cut
+from .chat import Prompt, Tokens, cut
 from .extractor import Extractor
 from .files import discard
+from .images import Images
 
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "user", "stop", "stop_token_ids", "ignore_eos", "min_tokens",
@@ -53,7 +54,7 @@ class Service:
 
     def __init__(self, extractor: Extractor, batches: Batches, names: tuple[str, ...]) -> None:
         self._extractor, self._batches, self._names = extractor, batches, names
-        self._tokens = Tokens(extractor.model_config)
+        self._tokens = Tokens(extractor.model_config, Images(extractor.engine.vllm_config))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="eagle3compat-tokenizer")
 
     def app(self) -> Starlette:
@@ -87,8 +88,9 @@ class Service:
             prompt = await self._in_thread(self._tokens.of_text, prompt, bool(body.get("add_special_tokens", True)))
         elif not isinstance(prompt, list) or any(isinstance(part, (list, str)) for part in prompt):
             raise InputError("prompt is not one list of token ids, nor one text. Send one prompt a request.")
-        tokens = self._checked(prompt, body, self._extractor.limit)
-        name, path = await self._computed(request, "cmpl", tokens)
+        tokens = self._checked(Prompt(prompt), body, self._extractor.limit)
+        name = named("cmpl")
+        path = await self._computed(request, Job(name, tokens))
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
         if body.get("return_token_ids"):
             choice.update(prompt_token_ids=tokens, token_ids=[])
@@ -96,8 +98,10 @@ class Service:
 
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request, RENDERED)
-        tokens = self._checked(await self._in_thread(self._tokens.of_chat, body), body, self._extractor.limit)
-        name, path = await self._computed(request, "chatcmpl", tokens)
+        name = named("chatcmpl")
+        prompt = await self._in_thread(self._tokens.of_chat, body, name)
+        tokens = self._checked(prompt, body, self._extractor.limit)
+        path = await self._computed(request, Job(name, tokens, prompt.features))
         message = {"role": "assistant", "content": ""}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None}
         ids = {"prompt_token_ids": tokens} if body.get("return_token_ids") else {}
@@ -105,8 +109,9 @@ class Service:
 
     async def _render(self, request: Request) -> Response:
         body = await self._body(request, RENDERED)
-        tokens = self._checked(await self._in_thread(self._tokens.of_chat, body), body, self._extractor.limit + 1)
-        name = f"chatcmpl-{uuid.uuid4().hex}"
+        name = named("chatcmpl")
+        prompt = await self._in_thread(self._tokens.of_chat, body, name)
+        tokens = self._checked(prompt, body, self._extractor.limit + 1)
         return JSONResponse({"request_id": name, "model": self._names[0], "token_ids": tokens})
 
     async def _body(self, request: Request, fields: tuple[str, ...]) -> dict[str, Any]:
@@ -131,16 +136,20 @@ class Service:
                 raise InputError(f"the field {name!r} is not known here, and would be ignored. Leave it out.")
         return body
 
-    def _checked(self, prompt: list[Any], body: Mapping[str, Any], limit: int) -> list[int]:
-        return self._extractor.checked(cut(prompt, body, limit), limit)
+    def _checked(self, prompt: Prompt, body: Mapping[str, Any], limit: int) -> list[int]:
+        tokens = cut(prompt.tokens, body, limit)
+        if prompt.features and len(tokens) != len(prompt.tokens):
+            raise InputError(
+                f"the prompt has {len(prompt.tokens)} tokens with its images, and truncate_prompt_tokens leaves "
+                f"{len(tokens)}. A conversation with an image is not cut: shorten it, or leave the sample out."
+            )
+        return self._extractor.checked(tokens, limit, prompt.spans)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    async def _computed(self, request: Request, kind: str, tokens: list[int]) -> tuple[str, Path]:
-        """The request's id, and its file once that is whole. A client that goes away leaves no file behind."""
-        name = f"{kind}-{uuid.uuid4().hex}"
-        job = Job(name, tokens)
+    async def _computed(self, request: Request, job: Job) -> Path:
+        """The request's file once that is whole. A client that goes away leaves no file behind."""
         self._batches.submit(job)
         waiting = asyncio.wrap_future(job.path)
         leaving = asyncio.ensure_future(disconnected(request))
@@ -149,7 +158,7 @@ class Service:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 raise ClientGoneError
-            return name, waiting.result()
+            return waiting.result()
         finally:
             leaving.cancel()
             if not waiting.done() and not job.path.cancel():
@@ -163,6 +172,11 @@ class Service:
             "id": name, "object": kind, "created": int(time.time()), "model": self._names[0], "choices": [choice],
             "usage": usage, "kv_transfer_params": {"hidden_states_path": str(path)}, **more,
         })  # fmt: skip
+
+
+def named(kind: str) -> str:
+    """A request's id, of which there is no other."""
+    return f"{kind}-{uuid.uuid4().hex}"
 
 
 def forget(path: Future[Path]) -> None:

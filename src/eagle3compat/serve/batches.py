@@ -29,15 +29,16 @@ class Extracts(Protocol):
     @property
     def dead(self) -> str: ...
 
-    def extract(self, prompts: dict[str, list[int]]) -> dict[str, Any]: ...
+    def extract(self, prompts: dict[str, list[int]], features: dict[str, Sequence[Any]]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Job:
-    """One request: `name` is its id and its file's, `path` the file once that is whole."""
+    """One request: `name` is its id and its file's, `path` the file once that is whole, `features` are its images."""
 
     name: str
     tokens: list[int]
+    features: Sequence[Any] = ()
     path: Future[Path] = field(default_factory=Future)
 
 
@@ -118,7 +119,8 @@ class Batches:
     def _extracted(self, batch: Sequence[Job]) -> list[tuple[Job, Any]]:
         """Each job with its tensors or its error. A batch that fails is run again, one by one: one may be at fault."""
         try:
-            results = self._extractor.extract({job.name: job.tokens for job in batch})
+            features = {job.name: job.features for job in batch if job.features}
+            results = self._extractor.extract({job.name: job.tokens for job in batch}, features)
         except Exception as error:  # noqa: BLE001  the requests are answered with it, and the next ones are served
             if len(batch) == 1 or self._extractor.dead:
                 return [(job, error) for job in batch]

@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ..adapters.tokenizer import TrustingTokenizer
 from ..errors import InputError
 
 RENDERING = ("add_generation_prompt", "continue_final_message", "documents")
 """Fields of a request that the chat template takes as they are."""
+TokensOf = Callable[[str], list[int]]
+IMAGE = "image_url"
+"""The type of a part that is an image, as OpenAI has it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids and, for each image in order, what vLLM's encoder takes (MultiModalFeatureSpec)."""
+
+    tokens: list[int]
+    features: tuple[Any, ...] = ()
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where the images are: the first place of each, and the one after its last."""
+        places = [feature.mm_position for feature in self.features]
+        return tuple((place.offset, place.offset + place.length) for place in places)
+
+
+class Renders(Protocol):
+    """What is needed of Images."""
+
+    def of_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], request: str, tokens_of: TokensOf
+    ) -> Prompt: ...
 
 
 class Tokens:
-    """The tokenizer of `model_config`, loaded when it is first needed: prompts of token ids need none."""
+    """The tokenizer of `model_config`, loaded when it is first needed: prompts of token ids need none.
 
-    def __init__(self, model_config: Any) -> None:
-        self._config = model_config
+    Conversations with images are rendered by `images`.
+    """
+
+    def __init__(self, model_config: Any, images: Renders | None = None) -> None:
+        self._config, self._images = model_config, images
         self._loaded: Any = None
 
     def _tokenizer(self) -> Any:
@@ -43,9 +72,8 @@ class Tokens:
             raise InputError(f"the text is no Unicode: {error.reason} at {error.start}.") from error
         return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
-    def of_chat(self, body: Mapping[str, Any]) -> list[int]:
-        """What `messages` of a request are rendered to, cut as `truncate_prompt_tokens` says. Raises InputError."""
-        tokenizer = self._tokenizer()
+    def of_chat(self, body: Mapping[str, Any], request: str = "") -> Prompt:
+        """What `messages` of a request are rendered to; `request` is its id. Raises InputError."""
         options = {name: body[name] for name in RENDERING if body.get(name) is not None}
         options.setdefault("add_generation_prompt", not options.get("continue_final_message"))
         more = body.get("chat_template_kwargs") or {}
@@ -57,15 +85,26 @@ class Tokens:
         given = body.get("messages") or []
         if not isinstance(given, list):
             raise InputError(f"messages is {given!r}, not a list.")
-        messages = [plain(message, number) for number, message in enumerate(given)]
-        if not messages:
+        if not given:
             raise InputError("messages is empty: there is nothing to render.")
+        options["tools"] = body.get("tools") or None
+        with_images = [number for number, message in enumerate(given) if has_image(message, number)]
+        if with_images:
+            refuse_unless_multimodal(self._config, with_images[0])
+            assert self._images is not None
+            return self._images.of_chat(given, options, request, lambda text: self._tokens_of(text, body))
+        messages = [plain(message) for message in given]
+        tokenizer = self._tokenizer()
         try:
-            text = tokenizer.apply_chat_template(messages, tools=body.get("tools") or None, tokenize=False, **options)
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # a template is the model's code: it raises whatever it likes
             said = f"{type(error).__name__}: {error}"
             raise InputError(f"the chat template cannot render these messages: {said}") from error
-        return self.of_text(str(text), bool(body.get("add_special_tokens", False)))
+        return Prompt(self._tokens_of(str(text), body))
+
+    def _tokens_of(self, text: str, body: Mapping[str, Any]) -> list[int]:
+        """Of a rendered conversation, whose template has put in the special tokens."""
+        return self.of_text(text, bool(body.get("add_special_tokens", False)))
 
 
 def cut(tokens: list[int], body: Mapping[str, Any], limit: int) -> list[int]:
@@ -81,18 +120,38 @@ def cut(tokens: list[int], body: Mapping[str, Any], limit: int) -> list[int]:
     return tokens[:count] if side == "right" else tokens[max(0, len(tokens) - count) :]
 
 
-def plain(message: Any, number: int) -> dict[str, Any]:
-    """A message whose content is text: parts of text are joined, as vLLM does for templates that take text."""
+def has_image(message: Any, number: int) -> bool:
+    """Whether a message holds an image. Raises InputError for what is no message of text and images."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InputError(f"message {number} is no object with a role.", number)
     content = message.get("content")
     if not isinstance(content, Sequence) or isinstance(content, str):
+        return False
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind not in ("text", IMAGE):
+            says = f"message {number} holds a part of type {kind!r}; this server takes text and images ({IMAGE})."
+            raise InputError(says, number)
+        if kind == "text" and not isinstance(part.get("text"), str):
+            raise InputError(f"message {number} holds a part of type 'text' whose text is no string.", number)
+        where = part.get(IMAGE)
+        if kind == IMAGE and not (isinstance(where, Mapping) and isinstance(where.get("url"), str)):
+            raise InputError(f"message {number} holds a part of type {IMAGE!r} without {IMAGE}.url.", number)
+    return any(part["type"] == IMAGE for part in content)
+
+
+def refuse_unless_multimodal(model_config: Any, number: int) -> None:
+    """Raise InputError for message `number`, which holds an image, if the model takes none."""
+    if not getattr(model_config, "is_multimodal_model", False):
+        raise InputError(
+            f"message {number} holds a part of type {IMAGE!r}, and vLLM runs {model_config.model} for text only. Leave "
+            "images out.", number,
+        )  # fmt: skip
+
+
+def plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of text: its parts are joined, as vLLM does for templates that take text."""
+    content = message.get("content")
+    if not isinstance(content, Sequence) or isinstance(content, str):
         return dict(message)
-    kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content]
-    for kind in kinds:
-        if kind != "text":
-            raise InputError(f"message {number} holds a part of type {kind!r}; this server takes text only.", number)
-    texts = [part.get("text") for part in content]
-    if not all(isinstance(text, str) for text in texts):
-        raise InputError(f"message {number} holds a part of type 'text' whose text is no string.", number)
-    return {**message, "content": "\n".join(texts)}
+    return {**message, "content": "\n".join(part["text"] for part in content)}

@@ -47,11 +47,14 @@ class Extractor:
         """Tokens of the longest prompt: vLLM keeps one place for the token that it generates."""
         return int(self.model_config.max_model_len) - 1
 
-    def checked(self, prompt: Any, limit: int) -> list[int]:
-        """A prompt's token ids, `limit` at most. Raises InputError for what cannot be computed."""
+    def checked(self, prompt: Any, limit: int, images: Sequence[tuple[int, int]] = ()) -> list[int]:
+        """A prompt's token ids, `limit` at most, with images from and to these places.
+
+        Raises InputError for what cannot be computed.
+        """
         (tokens,) = token_lists([prompt])
         check_prompts([tokens], self.model_config.get_vocab_size())
-        check_media([tokens], self.model_config)
+        check_media([tokens], self.model_config, images)
         if len(tokens) > limit:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens, and the longest that fits has {limit} (max_model_len is "
@@ -59,9 +62,12 @@ class Extractor:
             )
         return tokens
 
-    def extract(self, prompts: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any] | ResultError]:
+    def extract(
+        self, prompts: Mapping[str, Sequence[int]], features: Mapping[str, Sequence[Any]]
+    ) -> dict[str, dict[str, Any] | ResultError]:
         """For each prompt (name to token ids) the tensors of its file, or why its states are none.
 
+        `features` holds vLLM's features of the images of those that have some, as they follow in the prompt.
         `hidden_states` is `[T, layers, hidden_size]` in the model's dtype, layers in the order of `layer_ids`.
         Raises what Engine.run does; nothing of the call is returned then.
         """
@@ -72,10 +78,12 @@ class Extractor:
             name: request(
                 request_id=name, prompt_token_ids=list(tokens), sampling_params=one, pooling_params=None,
                 eos_token_id=None, arrival_time=time.time(),
+                **({"mm_features": list(features[name])} if name in features else {}),
             )
             for name, tokens in prompts.items()
         }
-        self.transport.begin(prompts, len(self.layer_ids))
+        leads = {name: min(image.mm_position.offset for image in images) for name, images in features.items()}
+        self.transport.begin(prompts, len(self.layer_ids), leads)
         try:
             self.engine.run(requests)
         except BaseException:
