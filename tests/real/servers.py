@@ -136,16 +136,17 @@ def started(server: Server) -> Iterator[Server]:
         server.end()
 
 
-def serve(python: str, model: Path, folder: Path) -> Server:
+def serve(python: str, model: Path, folder: Path, *options: str, **env: str) -> Server:
     """`eagle3compat serve`, on a port of its own choice."""
-    command = [python, "-m", "eagle3compat", "serve", str(model), "--port", "0", "--no-enable-chunked-prefill"]
+    words = ["serve", str(model), "--port", "0", "--no-enable-chunked-prefill", *options]
+    command = [python, "-m", "eagle3compat", *words]
 
     class Serve(Server):
         def wait_until_it_serves(self) -> None:
             super().wait_until_it_serves()
             self.url = "http://" + self.log.split(" on http://")[1].split(",")[0]
 
-    return Serve(command, model, folder, settings(), " on http://")
+    return Serve(command, model, folder, settings(**env), " on http://")
 
 
 def fetch(url: str, folder: Path, releases: tuple[str, ...] = CLIENTS) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ of it are vLLM's: its renderer and its input processor do what they do in its ow
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,8 +59,8 @@ class Images:
         if "prompt_token_ids" not in rendered:
             rendered = {**rendered, "prompt_token_ids": tokens_of(rendered["prompt"])}
         rendered.pop("prompt", None)  # what it was tokenized to is computed, and not the text once more
-        if hasattr(processor.renderer, "render_cmpl"):
-            (rendered,) = processor.renderer.render_cmpl([rendered])
+        if hasattr(processor.renderer, "process_for_engine"):  # else the processor does what that would
+            rendered = processor.renderer.process_for_engine(rendered, time.time())
         one = SamplingParams(max_tokens=1, temperature=0.0)
         made = processor.process_inputs(request, rendered, one, supported_tasks=("generate",))
         return Prompt(list(made.prompt_token_ids), tuple(made.mm_features or ()))

@@ -1,0 +1,46 @@
+"""A stock client that asks for conversations with images: `python image_client.py SITE JOB.json OUT`, as serve_client.py.
+
+JOB has `url`, `conversations` and `concurrency`, and `rendered`, their token ids, for releases that render by
+themselves. OUT gets `hs_N.safetensors` and `report.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+from serve_client import fetch, stock
+
+
+async def work(site: Path, job: dict[str, Any], out: Path) -> dict[str, Any]:
+    stock_client = stock(site, "vllm_client")
+    conversations, rendered = job["conversations"], job.get("rendered")
+    if rendered is None:
+        render = stock(site, "render_client").render_conversation
+        rendered = [render(job["url"], messages, add_generation_prompt=False) for messages in conversations]
+    turns = asyncio.Semaphore(job["concurrency"])
+    async with openai.AsyncOpenAI(base_url=f"{job['url']}/v1", api_key="EMPTY", max_retries=0) as client:
+        model = (await client.models.list()).data[0].id
+
+        async def one(number: int) -> None:
+            async with turns:
+                item = {"input_ids": rendered[number], "messages": conversations[number]}
+                await fetch(client, stock_client, model, item, out / f"hs_{number}.safetensors")
+
+        await one(0)  # by itself: the first batch is the one that proves
+        await asyncio.gather(*map(one, range(1, len(conversations))))
+    return {"rendered": rendered}
+
+
+def main() -> None:
+    site, job, out = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.json").write_text(json.dumps(asyncio.run(work(site, job, out))))
+
+
+if __name__ == "__main__":
+    main()

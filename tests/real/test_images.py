@@ -1,0 +1,189 @@
+"""Conversations with images through `eagle3compat serve`: every tensor is what enters the model's next layer.
+
+By unmodified stock clients, on tiny models with random weights and pictures of random pixels, beside prompts of text in
+the same steps, and in steps so small that images are split. transformers, in float32, is the reference.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import execute, once, python_of, settings
+from servers import LAYER_IDS, Server, serve, started
+
+import clients
+import vision
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("images")]
+
+MAKER = ("0.26.0", "0.4.0.1")
+"""Whose transformers makes the models and the references."""
+FAMILIES = {"qwen2_5_vl": 28, "qwen3_vl": 32}
+"""With the pixels of a side that an image's token stands for: pictures of whole tokens are not resized."""
+CASES = [("qwen2_5_vl", *MAKER), ("qwen3_vl", *MAKER), ("qwen3_vl", "0.16.0", "0.3.0")]
+CHUNKS = ["--max-num-batched-tokens", "128", "--long-prefill-token-threshold", "20", "--max-num-seqs", "4"]
+"""At most 20 tokens of a prompt in a step of several: images have more."""
+RELEASES = ("0.9.0", "0.7.0")
+Picture = tuple[int, int, int]
+"""Width and height in tokens, and the seed of its pixels."""
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+ASKED: list[list[Any]] = [
+    [text("In the morning the harbour is quiet.")],  # the first batch, which proves, has no image
+    [text("How many were there?"), (4, 6, 1), text("And today?")],
+    [text("How many were there?"), (4, 6, 2), text("And today?")],  # as the one before, with another image
+    [(7, 5, 3)],
+    [(3, 2, 4), text("The boats come in with the tide"), (5, 4, 5), text("and the nets are dry by noon.")],
+    [text("To make bread you need flour, water, salt and time.")],
+]
+ALIKE = (1, 2)
+
+
+def png(picture: Picture, side: int) -> bytes:
+    """A picture of random pixels, `side` of them for a token."""
+    width, height, seed = picture[0] * side, picture[1] * side, picture[2]
+    source = random.Random(seed)
+    lines = b"".join(b"\0" + source.randbytes(3 * width) for _ in range(height))
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+
+
+def image(picture: Picture, side: int) -> dict[str, Any]:
+    data = base64.b64encode(png(picture, side)).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def conversation(parts: list[Any], side: int) -> list[dict[str, Any]]:
+    """As prepare-data of stock sends one: parts, and an answer."""
+    content = [image(part, side) if isinstance(part, tuple) else part for part in parts]
+    return [{"role": "user", "content": content}, {"role": "assistant", "content": "Seventeen, and one."}]
+
+
+@pytest.fixture(scope="module")
+def models(shared: Path) -> Path:
+    def make(target: Path) -> None:
+        script = str(Path(__file__).with_name("image_models.py"))
+        path = settings(PYTHONPATH=str(vision.ensure(*MAKER)))
+        execute([python_of(*MAKER), script, str(target), *FAMILIES], shared / "image-models.log", path)
+
+    return once(shared, "image-models", make)
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str, str]:
+    found: tuple[str, str, str] = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(case: tuple[str, str, str], models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    family, *pair = case
+    path = {"PYTHONPATH": str(vision.ensure(*pair))}
+    with started(serve(python_of(*pair), models / family, tmp_path_factory.mktemp("images"), *CHUNKS, **path)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fetched(case: tuple[str, str, str], server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What stock clients fetched: the folder of each, and the token ids of the conversations."""
+    folder, script = tmp_path_factory.mktemp("fetched"), str(Path(__file__).with_name("image_client.py"))
+    sites, side = clients.ensure(RELEASES), FAMILIES[case[0]]
+    job: dict[str, Any] = {
+        "url": server.url, "concurrency": 6, "conversations": [conversation(parts, side) for parts in ASKED],
+    }  # fmt: skip
+    folders = []
+    for release in RELEASES:  # the first renders, and says what the other is to expect
+        (folder / "job.json").write_text(json.dumps(job))
+        folders.append(str(folder / release))
+        command = [str(sites / "bin/python"), script, str(sites / release), str(folder / "job.json"), folders[-1]]
+        execute(command, folder / f"{release}.log", settings())
+        job["rendered"] = json.loads((folder / release / "report.json").read_text())["rendered"]
+    return {"folders": folders, "token_ids": job["rendered"]}
+
+
+@pytest.fixture
+def references(models: Path, shared: Path) -> Callable[[str, list[list[int]]], Path]:
+    def of(family: str, token_ids: list[list[int]]) -> Path:
+        def make(target: Path) -> None:
+            prompts, side = [], FAMILIES[family]
+            for ids, parts in zip(token_ids, ASKED, strict=True):
+                pictures = [part for part in parts if isinstance(part, tuple)]
+                paths = [shared / f"{family}-{picture[2]}.png" for picture in pictures]
+                for path, picture in zip(paths, pictures, strict=True):
+                    path.write_bytes(png(picture, side))
+                prompts.append({"token_ids": ids, "images": list(map(str, paths))})
+            plan, script = shared / f"{family}-prompts.json", str(Path(__file__).with_name("image_reference.py"))
+            plan.write_text(json.dumps(prompts))
+            env = settings(PYTHONPATH=str(vision.ensure(*MAKER)), OMP_NUM_THREADS="1")
+            command = [python_of(*MAKER), script, str(models / family), str(plan), str(target)]
+            execute(command, shared / f"reference-{family}.log", env)
+
+        return once(shared, f"images-{family}-{zlib.crc32(json.dumps(token_ids).encode())}.pt", make)
+
+    return of
+
+
+def test_every_tensor_is_what_enters_the_next_layer(
+    case: tuple[str, str, str], fetched: dict[str, Any], references: Any, tmp_path: Path
+) -> None:
+    reference = references(case[0], fetched["token_ids"])
+    plan = {**fetched, "reference": str(reference), "layer_ids": LAYER_IDS, "alike": ALIKE}
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "out": str(tmp_path / "out.json")}))
+    script = str(Path(__file__).with_name("image_compare.py"))
+    execute([python_of(*MAKER), script, str(tmp_path / "plan.json")], tmp_path / "log", settings(OMP_NUM_THREADS="1"))
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert len(figures["files"]) == len(RELEASES)
+    for folder, found in figures["files"].items():
+        assert found["tensors"] == len(ASKED) * len(LAYER_IDS), folder
+        assert found["max"] < 1e-5, (folder, found)
+        controls = found["wrong_layer"] + found["shifted_row"] + found["other_image"]
+        assert min(controls) > 0.2, (folder, found)
+        # deepstack adds to the stream between layers: what leaves layer 2 is not it, where there is an image
+        with_image = [any(isinstance(part, tuple) for part in parts) for parts in ASKED]
+        added = [off > 0.2 for off in found["leaving"]["2"]]
+        assert added == [case[0] == "qwen3_vl" and one for one in with_image], (folder, found["leaving"])
+    assert figures["reported_from_leaving"] < 1e-6  # transformers' output_hidden_states is what leaves a layer
+
+
+def refused(server: Server, content: Any, **more: Any) -> str:
+    messages = [{"role": "user", "content": content}]
+    status, answer = server.ask("/v1/chat/completions", {"messages": messages, "max_tokens": 1, **more})
+    assert status == 400, answer
+    return str(answer["error"]["message"])
+
+
+def test_what_cannot_be_taken_is_named_and_the_next_request_served(server: Server, case: tuple[str, str, str]) -> None:
+    before, side = server.found(), FAMILIES[case[0]]
+    picture = image((4, 6, 1), side)
+    assert "message 0 holds a part of type 'video_url'" in refused(server, [{"type": "video_url", "video_url": {}}])
+    assert "these messages with images cannot be taken" in refused(
+        server, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    )
+    assert "allowed-local-media-path" in refused(
+        server, [{"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}]
+    )
+    assert "is not cut" in refused(server, [picture, text("So many?")], truncate_prompt_tokens=20)
+    refused(server, [image((7, 7, 1), side)] * 6)  # 294 tokens, and 255 fit
+    stray = refused(server, [picture, text("a <|image_pad|> in the text")])
+    assert "image" in stray
+    status, answer = server.completion([5, 642, *[640] * 24, 643, 7])
+    assert (status, "which is image_token_id in the config" in answer["error"]["message"]) == (400, True)
+    assert server.found() == before
+    status, answer = server.ask("/v1/chat/completions", {"messages": conversation([(3, 2, 1)], side), "max_tokens": 1})
+    assert (status, answer["usage"]["prompt_tokens"] > 6) == (200, True)
