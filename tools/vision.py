@@ -1,7 +1,7 @@
 """The torchvision that belongs to an environment's torch, which vLLM's and transformers' image processors import.
 
-It is no part of the environments, where stock's own tests need none and a CPU torch has none on PyPI; PyPI's loads beside
-PyPI's torch.
+It is no part of the environments: beside a `+cpu` torch PyPI's does not load. Beside PyPI's torch, which they have, it
+does.
 """
 
 from __future__ import annotations

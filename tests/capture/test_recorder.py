@@ -168,6 +168,75 @@ def test_rotary_positions_of_three_rows() -> None:
     assert_right(runner, recorder)
 
 
+IMAGES = {"req_0_2": (2, 5), "req_0_0": (0, 4)}
+"""Where images are: a rotary embedding gives all tokens of one the same position, and the next ones follow that."""
+
+
+def recording_images(generation: type[Runner] = Runner) -> tuple[Runner, Recorder]:
+    runner, recorder = recording(model_of(Pair), generation)
+    runner.rotary, runner.images, runner.as_embeddings = True, IMAGES, True
+    recorder.store.begin(PROMPTS, leads={name: start for name, (start, _stop) in IMAGES.items()})
+    return runner, recorder
+
+
+@pytest.mark.parametrize("generation", [Runner, SecondRunner])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_rows_of_images_are_placed_by_what_is_computed(size: int, generation: type[Runner]) -> None:
+    runner, recorder = recording_images(generation)
+    order = random.Random(size)
+    for rows in chunks(PROMPTS, size):
+        order.shuffle(rows)
+        runner.execute_model(step(rows, sorted(name for name, _, _ in rows)))
+    for name, states in recorder.store.collect(list(PROMPTS)).items():
+        positions = [runner.rotated(name, place) for place in range(len(PROMPTS[name]))]
+        assert (positions != list(range(len(positions)))) == (name in IMAGES)
+        streams = reference(runner.model.model, PROMPTS[name], positions)
+        for layer, state in zip(ASKED, states, strict=True):
+            torch.testing.assert_close(state, streams[layer], rtol=1e-5, atol=1e-5)
+            assert not torch.allclose(state[1:], streams[layer][:-1], atol=1e-2)
+
+
+def test_rotary_positions_of_an_image_that_was_not_announced_are_refused() -> None:
+    runner, recorder = recording_images()
+    recorder.store.clear()
+    recorder.store.begin(PROMPTS)
+    with pytest.raises(ResultError, match="the rows of req_0_2 do not have consecutive positions"):
+        runner.execute_model(step(whole()))
+
+
+@pytest.mark.parametrize("generation", [Runner, SecondRunner])
+def test_what_is_computed_must_agree_with_the_positions_of_text(generation: type[Runner]) -> None:
+    runner, _recorder = recording_images(generation)
+    runner.ahead = 1
+    with pytest.raises(ResultError, match="the rows of req_0_2 do not have consecutive positions"):
+        runner.execute_model(step([("req_0_2", 0, 2)]))
+
+
+def test_a_runner_that_does_not_say_what_it_has_computed_takes_no_images() -> None:
+    runner, recorder = recording_images()
+    runner.ahead = None
+    with pytest.raises(ResultError, match="does not say how much of a prompt it has computed"):
+        runner.execute_model(step(whole()))
+    runner.images = {}
+    recorder.store.clear()
+    recorder.store.begin(PROMPTS)
+    runner.execute_model(step(whole()))
+    assert_right(runner, recorder)
+
+
+@pytest.mark.parametrize("generation", [Runner, SecondRunner])
+def test_tokens_from_which_the_runner_makes_embeddings_are_checked(generation: type[Runner]) -> None:
+    runner, recorder = recording(model_of(Pair), generation)
+    runner.as_embeddings = runner.says_tokens = True
+    runner.execute_model(step(whole()))
+    assert recorder.checked_tokens
+    assert_right(runner, recorder)
+    recorder.store.begin(PROMPTS)
+    runner.wrong_token_at = 8
+    with pytest.raises(ResultError, match="rows taken for req_0_10 were computed from other tokens than its prompt"):
+        runner.execute_model(step(whole()))
+
+
 def test_duplicated_and_unsorted_layer_ids_are_kept_once_in_the_order_asked() -> None:
     runner, recorder = recording(model_of(Pair), asked=[3, 1, 3, 0, 1])
     runner.execute_model(step(whole()))

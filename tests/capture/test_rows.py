@@ -16,10 +16,11 @@ class First:
 
     def __init__(self, order: list[str]) -> None:
         self.order, self.seen = order, []
+        self.computed: list[int] | None = None
         self.input_batch: Any = SimpleNamespace(req_ids=[])
 
     def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
-        self.input_batch.req_ids = self.order
+        self.input_batch.req_ids, self.input_batch.num_computed_tokens_cpu = self.order, self.computed
         return self.forward()
 
     def forward(self) -> Any:
@@ -37,7 +38,7 @@ class Second(First):
         del self.input_batch
 
     def prepare_inputs(self, *_args: Any, **_kwargs: Any) -> Any:
-        return SimpleNamespace(req_ids=self.order)
+        return SimpleNamespace(req_ids=self.order, num_computed_tokens_np=self.computed)
 
     def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
         self.prepare_inputs(scheduler_output, batch=None)
@@ -72,6 +73,22 @@ def test_the_next_step_has_its_own_order(kind: Any) -> None:
     runner.execute_model(scheduled(a=1, c=3))
     runner.order = ["b", "c"]
     assert runner.execute_model(scheduled(c=2, b=9)) == Step(("b", "c"), (9, 2))
+
+
+@both
+def test_how_much_is_computed_is_the_runner_s(kind: Any) -> None:
+    runner = kind(["c", "a"])
+    reader(runner)
+    assert runner.execute_model(scheduled(a=1, c=3)).starts is None
+    runner.computed = [7, 0]
+    assert runner.execute_model(scheduled(a=1, c=3)) == Step(("c", "a"), (3, 1), (7, 0))
+
+
+def test_of_requests_that_are_not_in_this_step_nothing_is_said() -> None:
+    runner = First(["c", "a", "b"])
+    reader(runner)
+    runner.computed = [7, 5, 4]
+    assert runner.execute_model(scheduled(a=1, b=2)) == Step(("a", "b"), (1, 2), (5, 4))
 
 
 @both

@@ -183,9 +183,12 @@ class Model(torch.nn.Module):
         return self.model(input_ids, positions, inputs_embeds)
 
 
-def reference(base: Base, prompt: Sequence[int]) -> list[torch.Tensor]:
-    """The stream after each layer for a whole prompt: `[len(prompt), HIDDEN]` each."""
-    stream = base.embed.weight[torch.tensor(prompt)] + 0.1 * torch.arange(len(prompt))[:, None]
+def reference(
+    base: Base, prompt: Sequence[int], positions: Sequence[int] | None = None
+) -> list[torch.Tensor]:
+    """The stream after each layer for a whole prompt: `[len(prompt), HIDDEN]` each; positions are places by default."""
+    places = torch.arange(len(prompt)) if positions is None else torch.tensor(positions)
+    stream = base.embed.weight[torch.tensor(prompt)] + 0.1 * places[:, None]
     streams = []
     for layer in base.layers:
         stream = stream + layer.update(stream)
@@ -207,12 +210,25 @@ class Runner:
         self.sampled = 3
         self.as_embeddings = False
         self.rotary = False
+        self.images: dict[str, tuple[int, int]] = {}
+        self.ahead: int | None = 0
+        self.says_tokens = False
         self.wrong_token_at: int | None = None
         self.input_batch: Any = SimpleNamespace(req_ids=[])
 
     def execute_model(self, scheduler_output: Any) -> Any:
         self.input_batch.req_ids = [request for request, _, _ in scheduler_output.rows]
+        self.input_batch.num_computed_tokens_cpu = self.computed(scheduler_output.rows)
         return self.forward(scheduler_output.rows)
+
+    def computed(self, rows: Iterable[Chunk]) -> list[int] | None:
+        """What it says to have computed of each request: `ahead` of the truth, or nothing."""
+        return None if self.ahead is None else [first + self.ahead for _, first, _ in rows]
+
+    def rotated(self, request: str, place: int) -> int:
+        """The position in a multimodal rotary embedding: all of an image's are alike, and later ones follow it."""
+        start, stop = self.images.get(request, (place, place))
+        return min(place, start) if place < stop else start + 1 + place - stop if place > start else place
 
     def forward(self, rows: Iterable[Chunk]) -> Any:
         tokens, positions = [], []
@@ -220,7 +236,7 @@ class Runner:
             for position in range(first, first + count):
                 prompt = self.prompts[request]
                 tokens.append(prompt[position] if position < len(prompt) else self.sampled)
-                positions.append(position)
+                positions.append(self.rotated(request, position))
         tokens += [0] * self.padding
         positions += [0] * self.padding
         if self.wrong_token_at is not None:
@@ -230,10 +246,17 @@ class Runner:
             places = places.expand(3, -1)
         if not self.as_embeddings:
             return self.model(ids, places)
+        if self.says_tokens:
+            self.say(ids)
         embedded = self.model.model.embed(ids)
         if self.padding:
             embedded[-self.padding :] += self.dirt
         return self.model(None, positions=places, inputs_embeds=embedded)
+
+
+    def say(self, ids: torch.Tensor) -> None:
+        """Keep the tokens where this generation has them: in a buffer with a part on the device."""
+        self.input_ids: Any = SimpleNamespace(gpu=ids)
 
 
 class SecondRunner(Runner):
@@ -244,7 +267,12 @@ class SecondRunner(Runner):
         del self.input_batch
 
     def prepare_inputs(self, scheduler_output: Any) -> Any:
-        return SimpleNamespace(req_ids=[request for request, _, _ in scheduler_output.rows])
+        requests = [request for request, _, _ in scheduler_output.rows]
+        self.batch = SimpleNamespace(req_ids=requests, num_computed_tokens_np=self.computed(scheduler_output.rows))
+        return self.batch
+
+    def say(self, ids: torch.Tensor) -> None:
+        self.batch.input_ids = ids
 
     def execute_model(self, scheduler_output: Any) -> Any:
         self.prepare_inputs(scheduler_output)

@@ -1,7 +1,7 @@
-"""A stock client that asks for conversations with images: `python image_client.py SITE JOB.json OUT`, as serve_client.py.
+"""A stock client that asks for conversations with images: `python image_client.py SITE JOB.json OUT`.
 
-JOB has `url`, `conversations` and `concurrency`, and `rendered`, their token ids, for releases that render by
-themselves. OUT gets `hs_N.safetensors` and `report.json`.
+SITE is as serve_client.py has it. JOB has `url`, `conversations`, `concurrency` and, for releases that do not render,
+`rendered`: their token ids. OUT gets `hs_N.safetensors` and `report.json`.
 """
 
 from __future__ import annotations

@@ -141,8 +141,13 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "field": ("completions", {"prompt": [9], "nonsense": 1}, 400, "the field 'nonsense' is not known here"),
     "no messages": ("chat/completions", {"messages": []}, 400, "messages is empty"),
     "image": (
-        "chat/completions/render", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
-        "message 0 holds a part of type 'image_url'",
+        "chat/completions/render",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}, 400,
+        "message 0 holds a part of type 'image_url', and vLLM runs",
+    ),
+    "sound": (
+        "chat/completions", {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400,
+        "message 0 holds a part of type 'input_audio'; this server takes text and images",
     ),
     "endpoint": ("embeddings", {}, 404, "there is no endpoint /v1/embeddings here"),
 }  # fmt: skip

@@ -53,6 +53,13 @@ def test_others_are_not(multimodal: bool, prompt: list[int]) -> None:
     check_media([prompt], model(multimodal))
 
 
+def test_within_an_image_they_belong_and_beside_it_they_do_not() -> None:
+    prompt = [5, 642, 640, 640, 643, 7]
+    check_media([prompt], model(True), [(2, 4)])
+    with pytest.raises(InputError, match="token id 640 at position 3"):
+        check_media([prompt], model(True), [(2, 3)])
+
+
 def test_a_model_that_does_not_name_its_token_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         check_media([[5, 6]], model(True, {"vision_config": {}}, "unnamed"))

@@ -1,0 +1,151 @@
+"""Conversations with images: what is taken, what vLLM is asked, and what is refused. vLLM is a stand-in."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eagle3compat.errors import InputError
+from eagle3compat.serve.chat import Prompt, Tokens, has_image
+from eagle3compat.serve.images import Images
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+WORDS = {"type": "text", "text": "a"}
+BAD = {"role": "user", "content": "bad"}
+
+
+def test_messages_are_of_text_and_images() -> None:
+    assert not has_image({"role": "user", "content": "a"}, 0)
+    assert not has_image({"role": "user", "content": [WORDS]}, 0)
+    assert has_image({"role": "user", "content": [WORDS, PICTURE]}, 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"role": "user", "content": [{"type": "audio_url"}]}, "message 2 holds a part of type 'audio_url'; this"),
+        ({"role": "user", "content": [PICTURE, {"type": "video_url"}]}, "message 2 holds a part of type 'video_url'"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "of type 'text' whose text is no string"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "a part of type 'image_url' without image_url.url"),
+        ({"role": "user", "content": [{**PICTURE, "image_url": {"url": 5}}]}, "without image_url.url"),
+        ({"role": "user", "content": ["a"]}, "message 2 holds a part of type 'str'"),
+        ("hello", "message 2 is no object with a role"),
+    ],
+)
+def test_other_messages_are_refused_by_name(message: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        has_image(message, 2)
+
+
+def characters(text: str) -> list[int]:
+    return [*map(ord, text)]
+
+
+class FakeImages:
+    """Renders a conversation to its text, and keeps what it was asked."""
+
+    def of_chat(self, messages: Any, options: Any, request: str, tokens_of: Any) -> Prompt:
+        self.asked = [dict(options), request]
+        return Prompt(tokens_of(messages[0]["content"][0]["text"]), ("an image",))
+
+
+def test_conversations_with_images_are_vllms_to_render(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokens, "_tokenizer", lambda self: lambda text, **more: {"input_ids": characters(text)})
+    images = FakeImages()
+    tokens = Tokens(SimpleNamespace(is_multimodal_model=True), images)
+    body = {"messages": [{"role": "user", "content": [WORDS, PICTURE]}], "chat_template_kwargs": {"thinking": False}}
+    assert tokens.of_chat(body, "chatcmpl-1") == Prompt([97], ("an image",))
+    assert images.asked == [{"add_generation_prompt": True, "thinking": False, "tools": None}, "chatcmpl-1"]
+
+
+def test_a_model_of_text_takes_no_image() -> None:
+    tokens = Tokens(SimpleNamespace(is_multimodal_model=False, model="m"), FakeImages())
+    with pytest.raises(InputError, match="message 1 holds a part of type 'image_url', and vLLM runs m for text only"):
+        tokens.of_chat({"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [PICTURE]}]})
+
+
+def feature(offset: int, length: int) -> Any:
+    return SimpleNamespace(mm_position=SimpleNamespace(offset=offset, length=length))
+
+
+def test_a_prompt_says_where_its_images_are() -> None:
+    assert Prompt([1] * 9, (feature(2, 3), feature(6, 1))).spans == ((2, 5), (6, 7))
+
+
+class Older:
+    """vLLM's Request before it took features."""
+
+    def __init__(self, request_id: str) -> None: ...
+
+
+class Request(Older):
+    def __init__(self, request_id: str, mm_features: Any) -> None: ...
+
+
+class FakeVllm:
+    """What is needed of vLLM for images, as modules."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, takes_features: bool = True, renders: bool = True) -> None:
+        self.asked: list[Any] = []
+        renderer = SimpleNamespace(render_messages=self.render_messages) if renders else None
+        made = SimpleNamespace(renderer=renderer, process_inputs=self.process_inputs)
+        self.module(monkeypatch, "vllm", SamplingParams=lambda **fields: fields)
+        self.module(monkeypatch, "vllm.renderers")
+        self.module(monkeypatch, "vllm.renderers.params", ChatParams=dict)
+        for name in ("vllm.v1", "vllm.v1.engine"):
+            self.module(monkeypatch, name)
+        self.module(monkeypatch, "vllm.v1.engine.input_processor", InputProcessor=lambda config: made)
+        self.module(monkeypatch, "vllm.v1.request", Request=Request if takes_features else Older)
+
+    @staticmethod
+    def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
+        found = ModuleType(name)
+        found.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, found)
+
+    def render_messages(self, messages: Any, params: Any) -> Any:
+        self.asked.append(params)
+        if messages == [BAD]:
+            raise RuntimeError("no such file")
+        return None, {"prompt": "ab", "multi_modal_data": {"image": [1]}}
+
+    def process_inputs(self, request: str, prompt: Any, params: Any, supported_tasks: Any) -> Any:
+        self.asked += [request, prompt, supported_tasks]
+        return SimpleNamespace(prompt_token_ids=(1, 2, 2), mm_features=[feature(1, 2)])
+
+
+def test_images_are_processed_by_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm = FakeVllm(monkeypatch)
+    prompt = Images(None).of_chat([], {"tools": None}, "name", characters)
+    assert (prompt.tokens, prompt.spans) == ([1, 2, 2], ((1, 3),))
+    rendered = {"prompt_token_ids": [97, 98], "multi_modal_data": {"image": [1]}}
+    assert vllm.asked == [
+        {"chat_template_kwargs": {"tools": None, "tokenize": False}}, "name", rendered, ("generate",)
+    ]  # fmt: skip
+
+
+def test_what_vllm_refuses_is_the_requests_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeVllm(monkeypatch)
+    with pytest.raises(InputError, match="these messages with images cannot be taken: RuntimeError: no such file"):
+        Images(None).of_chat([BAD], {}, "name", characters)
+
+
+@pytest.mark.parametrize(
+    ("without", "says"),
+    [
+        ({"takes_features": False}, "Request of this vLLM takes no mm_features"),
+        ({"renders": False}, "the input processor of this vLLM has no renderer"),
+        ({}, "this vLLM does not have what images need .*input_processor"),
+    ],
+)
+def test_a_vllm_without_what_images_need_is_named(
+    without: dict[str, bool], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeVllm(monkeypatch, **without)
+    if not without:
+        monkeypatch.setitem(sys.modules, "vllm.v1.engine.input_processor", None)
+    with pytest.raises(InputError, match=f"{says}.*Leave images out, or serve with a vLLM that has it"):
+        Images(None).of_chat([], {}, "name", characters)
