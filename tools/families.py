@@ -1,7 +1,7 @@
 """`make families`: every model family that this machine can run, extracted and compared layer by layer.
 
     python tools/families.py [FAMILY ...] [--device cpu|cuda] [--python PYTHON] [--jobs N] [--out DIR] [--again]
-                             [--anyway]
+                             [--anyway] [--pair VLLM SPECULATORS]
 
 Each family runs in processes of its own: one makes a tiny model and its streams in transformers, one runs the stock
 generator with this library, and one compares; where transformers has no such model, vLLM's own forward is tapped. A
@@ -32,7 +32,7 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
-from families.table import FAMILIES, Family  # type: ignore[import-not-found]  # noqa: E402
+from families.table import FAMILIES, NO_VISION, Family  # type: ignore[import-not-found]  # noqa: E402
 from processes import Afresh, Forked, brief, last_words  # type: ignore[import-not-found]  # noqa: E402
 
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
@@ -48,6 +48,9 @@ than CONTROL in either."""
 CONTROL = 0.2
 OUTCOMES = ("different", "equal", "refused", "failed", "timeout", "not run")
 """Of a dtype; of those that a family has, the first is the family's."""
+NO_CACHE = {"model_config.multimodal_config.mm_processor_cache_gb": 0}
+"""With its cache vLLM 0.26.0 has Qwen's processors take a text with a video's token and no video at the start, which
+transformers 5.24 refuses."""
 LOG_END = 3000
 GRACE = 40.0
 """Seconds for comparing what there is, after the time is up."""
@@ -66,7 +69,10 @@ class Runner:
         dtypes: list[str],
         anyway: bool = False,
         ranks: int = 1,
+        vision: str = "",
     ) -> None:
+        """`vision` is a folder with torchvision, without which some families do not run."""
+        self.vision = vision
         self.python, self.device, self.out, self.scratch = python, device, out, scratch
         self.dtypes, self.anyway, self.ranks = dtypes, anyway, ranks
         self.gpus = gpus(python) if device == "cuda" else 0
@@ -109,7 +115,7 @@ class Runner:
         return record
 
     def _run(self, family: Family, folder: Path, record: dict[str, Any], slot: int, deadline: float) -> None:
-        if self.device in family.without and not self.anyway:
+        if self.device in family.without and not (self.anyway or self.sees(family)):
             record.update(outcome="not run", why=family.without[self.device])
             return
         self.execute("reference", family, folder, slot, deadline, family.name, str(self.scratch), str(self.prompts))
@@ -142,6 +148,10 @@ class Runner:
         record["outcome"] = next(name for name in OUTCOMES if name in found)
         record["why"] = "; ".join(verdict["why"] for verdict in verdicts if verdict["why"])
 
+    def sees(self, family: Family) -> bool:
+        """Whether torchvision lets this family run here."""
+        return bool(self.vision) and family.without is NO_VISION
+
     def dtypes_of(self, family: Family) -> list[str]:
         """The dtypes in which this family runs on this device."""
         without = self.device in family.no_float32 and not self.anyway
@@ -152,6 +162,8 @@ class Runner:
         layers = json.loads((folder / "model/config.json").read_text())
         count = layers.get("text_config", layers).get("num_hidden_layers", 6)
         engine = family.engine if self.device == "cuda" else {}
+        if self.sees(family):
+            engine = {**engine, **NO_CACHE}
         for dtype in self.dtypes_of(family):
             load = {
                 "model_path": str(folder / "model"), "layer_ids": list(range(count)), "max_model_len": 512,
@@ -239,7 +251,7 @@ class Runner:
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
         env.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling vLLM anew in each process is most of an import
         env["PYTHONPYCACHEPREFIX"] = os.environ.get("PYTHONPYCACHEPREFIX", str(COMPILED))
-        paths = [str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+        paths = [str(ROOT / "src"), str(ROOT / "tests"), self.vision, os.environ.get("PYTHONPATH", "")]
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         if self.device == "cpu":
             env.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_MLA_DISABLE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
@@ -299,6 +311,9 @@ def main() -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}; all by default")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--python", default="", help="of an environment with vLLM; made for the CPU, here for CUDA")
+    parser.add_argument(
+        "--pair", nargs=2, metavar=("VLLM", "SPECULATORS"), help="whose CPU environment is used, with torchvision"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="families at a time")
     parser.add_argument("--out", type=Path, default=ROOT / "evidence" / "families")
     parser.add_argument("--scratch", type=Path, default=None, help="where models are made; a folder that is deleted")
@@ -319,9 +334,10 @@ def main() -> None:
 
 def run(options: argparse.Namespace, scratch: Path) -> int:
     console = Console(stderr=True, soft_wrap=True)
-    python = options.python or (sys.executable if options.device == "cuda" else cpu_python())
+    python = options.python or (sys.executable if options.device == "cuda" else cpu_python(*options.pair or PAIR))
+    vision = str(vision_of(*options.pair)) if options.pair else ""
     dtypes = options.dtypes.split(",")
-    runner = Runner(python, options.device, options.out, scratch, dtypes, options.anyway, options.ranks)
+    runner = Runner(python, options.device, options.out, scratch, dtypes, options.anyway, options.ranks, vision)
     vllm = subprocess.run(
         [python, "-c", "import importlib.metadata as m; print({d.name: d.version for d in m.distributions()"
          " if d.name in ('vllm', 'vllm-cpu')}.popitem()[1])"], capture_output=True, text=True, check=True,
@@ -354,10 +370,17 @@ def run(options: argparse.Namespace, scratch: Path) -> int:
     return int(bad > 0)
 
 
-def cpu_python() -> str:
+def cpu_python(vllm: str, speculators: str) -> str:
     import environments  # type: ignore[import-not-found]
 
-    return str(environments.ensure(*PAIR))
+    return str(environments.ensure(vllm, speculators))
+
+
+def vision_of(vllm: str, speculators: str) -> Path:
+    import vision  # type: ignore[import-not-found]
+
+    folder: Path = vision.ensure(vllm, speculators)
+    return folder
 
 
 if __name__ == "__main__":

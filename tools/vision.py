@@ -1,7 +1,6 @@
 """The torchvision that belongs to an environment's torch, which vLLM's and transformers' image processors import.
 
-It is no part of the environments: beside a `+cpu` torch PyPI's does not load. Beside PyPI's torch, which they have, it
-does.
+It is no part of the environments: PyPI's loads beside PyPI's torch, which most have, and not beside a `+cpu` one.
 """
 
 from __future__ import annotations

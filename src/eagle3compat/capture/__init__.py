@@ -4,6 +4,7 @@ extension    the class that vLLM mixes into its worker; the names that stock cal
 marks        what tells before the load that a model cannot be captured
 decoder      where the decoder layers and the final norm are
 streams      the ways in which a layer's return value can be read as its residual stream
+passing      what the next layer gets of what a layer returned
 proof        which of them is right, shown by the norm after the layer
 manystreams  models with several residual streams, of which vLLM says what a draft gets
 scaled       models that vLLM runs with a scaled stream, which are refused
