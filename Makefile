@@ -52,6 +52,7 @@ real: environments  ## real vLLM releases: the contract suite, and extraction co
 
 families: $(STAMP)  ## every model family that this machine can run, each layer compared with a reference
 	$(BIN)/python tools/families.py
+	$(BIN)/python tools/families.py qwen2_5_vl qwen3_vl qwen3_5 --pair 0.26.0 0.4.0.1
 	$(BIN)/python tools/family_docs.py
 
 docs-check: $(STAMP)  ## the generated pages are what they are made from

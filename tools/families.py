@@ -48,9 +48,6 @@ than CONTROL in either."""
 CONTROL = 0.2
 OUTCOMES = ("different", "equal", "refused", "failed", "timeout", "not run")
 """Of a dtype; of those that a family has, the first is the family's."""
-NO_CACHE = {"model_config.multimodal_config.mm_processor_cache_gb": 0}
-"""With its cache vLLM 0.26.0 has Qwen's processors take a text with a video's token and no video at the start, which
-transformers 5.24 refuses."""
 LOG_END = 3000
 GRACE = 40.0
 """Seconds for comparing what there is, after the time is up."""
@@ -115,7 +112,8 @@ class Runner:
         return record
 
     def _run(self, family: Family, folder: Path, record: dict[str, Any], slot: int, deadline: float) -> None:
-        if self.device in family.without and not (self.anyway or self.sees(family)):
+        seen = self.vision and family.without is NO_VISION
+        if self.device in family.without and not (self.anyway or seen):
             record.update(outcome="not run", why=family.without[self.device])
             return
         self.execute("reference", family, folder, slot, deadline, family.name, str(self.scratch), str(self.prompts))
@@ -148,10 +146,6 @@ class Runner:
         record["outcome"] = next(name for name in OUTCOMES if name in found)
         record["why"] = "; ".join(verdict["why"] for verdict in verdicts if verdict["why"])
 
-    def sees(self, family: Family) -> bool:
-        """Whether torchvision lets this family run here."""
-        return bool(self.vision) and family.without is NO_VISION
-
     def dtypes_of(self, family: Family) -> list[str]:
         """The dtypes in which this family runs on this device."""
         without = self.device in family.no_float32 and not self.anyway
@@ -162,8 +156,6 @@ class Runner:
         layers = json.loads((folder / "model/config.json").read_text())
         count = layers.get("text_config", layers).get("num_hidden_layers", 6)
         engine = family.engine if self.device == "cuda" else {}
-        if self.sees(family):
-            engine = {**engine, **NO_CACHE}
         for dtype in self.dtypes_of(family):
             load = {
                 "model_path": str(folder / "model"), "layer_ids": list(range(count)), "max_model_len": 512,

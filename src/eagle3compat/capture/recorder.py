@@ -23,7 +23,7 @@ NO_IMAGES = "Nothing was returned. Leave images out: text is captured."
 
 
 class Recorder:
-    """Hooks on the decoder layers of one worker's model.
+    """Hooks on the decoder layers of one worker's model, and on what comes after each, where its stream enters.
 
     The first batch proves, layer by layer, how what it returns is to be read, and raises UnprovenCaptureError
     otherwise. Tensor-parallel rank 0 files what it captures; the others follow (`files=False`), because some models
@@ -206,10 +206,12 @@ class Recorder:
         for watch in (self._final, *self._next.values()):
             watch.remove()
         self._finite.remove()
-        for index, (hook, *entries) in self._hooks.items():
+        for index, (leaving, *entering) in self._hooks.items():
             needed = index in self.readings and (self.files or self.readings[index].reduce)
-            for unneeded in [] if needed and index in self._links else entries if needed else [hook, *entries]:
-                unneeded.remove()
+            if not needed:
+                leaving.remove()
+            for hook in [] if needed and index in self._links else entering:
+                hook.remove()
         streams = {index: reading(self._outputs[index]) for index, reading in self.readings.items()}
         self._outputs, self._entered = {}, {}
         return streams

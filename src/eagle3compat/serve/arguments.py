@@ -18,9 +18,8 @@ CONNECTOR = "ExampleHiddenStatesConnector"
 IDS = "eagle_aux_hidden_state_layer_ids"
 SETTINGS = ("shared_storage_path", "use_synchronization_lock", "num_writer_threads", "allow_custom_save_path")
 """What vLLM's connector reads of its extra configuration (vLLM 0.32)."""
-OURS = {**CHOSEN, "enforce_eager": True, "worker_extension_cls": EXTENSION, "mm_processor_cache_gb": 0}
-"""Engine arguments that extraction needs; states are taken by hooks, which a compiled model does not call. Without the
-cache each image is that of its own request, whatever looked alike before."""
+OURS = {**CHOSEN, "enforce_eager": True, "worker_extension_cls": EXTENSION}
+"""Engine arguments that extraction needs; states are taken by hooks, which a compiled model does not call."""
 ONE = ("data_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
 USAGE = "eagle3compat serve MODEL [--hidden-states-path DIR] [--target-layer-ids ID ...] [OPTION of `vllm serve` ...]"
 
