@@ -139,9 +139,9 @@ def watch(worker: Any) -> None:
 
     recorder._forward = timing("forward", recorder._forward)
     recorder.decoder.base.forward = timing("all", recorder.decoder.base.forward)
-    for layer in recorder.decoder.layers:
-        for key, hook in layer._forward_hooks.items():
-            layer._forward_hooks[key] = timing("hooks", hook)
+    for module in (*recorder.decoder.layers, *recorder.decoder.after.values()):
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            hooks.update({key: timing("hooks", hook) for key, hook in hooks.items()})
 
 
 def spent_in(worker: Any) -> dict[str, float]:
