@@ -136,6 +136,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "several": ("completions", {"prompt": [[9], [10]]}, 400, "Send one prompt a request"),
     "no prompt": ("completions", {}, 400, "prompt is not one list of token ids"),
     "not JSON": ("completions", b"{", 400, "is not JSON"),
+    "deep": ("completions", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "is not JSON, or too deep"),
     "model": ("completions", {"prompt": [9], "model": "other"}, 404, "there is no model 'other' here"),
     "generates": ("completions", {"prompt": [9], "max_tokens": 16}, 400, "max_tokens is 16"),
     "field": ("completions", {"prompt": [9], "nonsense": 1}, 400, "the field 'nonsense' is not known here"),

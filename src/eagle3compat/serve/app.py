@@ -118,8 +118,8 @@ class Service:
         """The request's object. Raises InputError for a field that would be ignored, NoModelError."""
         try:
             body = json.loads(await request.body())
-        except ValueError as error:
-            raise InputError(f"the body of the request is not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"the body of the request is not JSON, or too deep: {error}") from error
         if not isinstance(body, dict):
             raise InputError("the body of the request is not a JSON object.")
         if body.get("model", self._names[0]) not in (*self._names, None):
