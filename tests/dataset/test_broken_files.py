@@ -293,6 +293,12 @@ def test_leftovers_and_strays_are_named(in_process: InProcess) -> None:
     assert findings.redo == []
 
 
+def states_of_file(data: Server, index: int) -> Any:
+    from safetensors.torch import load_file
+
+    return load_file(data.path(index))["hidden_states"]
+
+
 class TestServer:
     def test_each_broken_file_is_named(self, server: Server) -> None:
         def cut(content: dict[str, Any]) -> None:
@@ -324,6 +330,28 @@ class TestServer:
         server.edit(4, displaced)
         server.edit(7, displaced)
         assert named(findings_of(server.folder)) == [("prefix", 4), ("prefix", 7)]
+
+    def test_files_with_images_agree_only_up_to_the_first(self, tmp_path: Path) -> None:
+        prompt = [*SYSTEM, *[440] * 6, *range(30, 50)]
+        data = Server(tmp_path / "set", [prompt, prompt, prompt, [*SYSTEM, 7]])
+
+        def another_image(content: dict[str, Any]) -> None:
+            content["hidden_states"][len(SYSTEM) :].normal_()
+
+        for index in (0, 1):
+            data.edit(index, another_image)
+        data.path(2).write_bytes(data.path(1).read_bytes())
+        findings = findings_of(data.folder)
+        assert findings.faults == []
+        assert any("hs_2.safetensors of hs_1.safetensors" in note for note in findings.notes)
+        assert any(note.startswith("3 files hold one token id 4 times or more in a row") for note in findings.notes)
+        data.edit(0, lambda content: content.update(hidden_states=content["hidden_states"].roll(1, 0)))
+        assert named(findings_of(data.folder)) == [("prefix", 0)]
+
+    def test_what_has_the_states_of_another_prompt_with_an_image_is_named(self, tmp_path: Path) -> None:
+        data = Server(tmp_path / "set", [[token, *[440] * 6, *range(30, 50)] for token in (5, 6)])
+        data.edit(1, lambda content: content.update(hidden_states=states_of_file(data, 0)))
+        assert named(findings_of(data.folder)) == [("same states", 0), ("same states", 1)]
 
     def test_leftovers_of_a_killed_run_are_named(self, server: Server) -> None:
         (server.folder / "hs_3.safetensors.lock").touch()

@@ -70,6 +70,21 @@ def test_a_sound_set_is_equal(in_process: InProcess) -> None:
         assert all(0 < layer["median"] < 0.03 for layer in row["layers"])
 
 
+def test_files_with_images_are_left_out(tmp_path: Path, toy: list[list[list[int]]]) -> None:
+    pictured = [5, *[440] * 6, 7]
+    data = Server(tmp_path / "set", [pictured, *prompts_of(3)])
+    ids = [layer + 1 for layer in LAYERS]
+    plan = Plan("toy", LAYERS, with_neighbours(LAYERS, 5), media={440: "image_token_id"})
+    findings = check(open_folder(data.folder), ids)
+    assert 0 not in choose(findings, 3, 0)
+    recompute(findings, [0, 1], plan)
+    assert [row["file"] for row in findings.recomputed] == ["hs_1.safetensors"]
+    assert findings.notes[-1] == "Files with images cannot be recomputed from their token ids: 0."
+    calls = len(toy)
+    recompute(findings, [0], plan)  # nothing is left, so nothing is loaded
+    assert len(toy) == calls
+
+
 def test_shifted_rows_are_recognised(apart: InProcess) -> None:
     for index, step in ((2, 1), (5, -2)):
         apart.edit(index, lambda content, step=step: content.update(

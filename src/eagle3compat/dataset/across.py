@@ -1,7 +1,8 @@
 """What only shows when files are compared with each other.
 
-A row of hidden states depends on the tokens up to it and on nothing else: prompts that begin alike have rows that begin
-alike, and one prompt has one result. Kept of each file are digests and its number, some half a kilobyte.
+A row of hidden states depends on the tokens up to it and on nothing else, unless there is an image among them: prompts
+of text that begin alike have rows that begin alike, and one prompt has one result. Kept of each file are digests and
+its number, some half a kilobyte.
 """
 
 from __future__ import annotations

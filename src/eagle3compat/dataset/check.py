@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError
 from ..threads import compute_alone
 from .across import APART, Across, row_errors
-from .content import HEADS, ROWS, Facts, heads, inspect
+from .content import HEADS, ROWS, RUN, Facts, heads, inspect
 from .faults import KINDS, Fault, to_redo, written
 from .files import IN_PROCESS, Folder
 from .records import CONFIG, read_json
@@ -39,6 +39,8 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
     """Token counts of the files that were readable, by index."""
+    images: set[int] = field(default_factory=set)
+    """Files that may hold images: only their rows before the first were compared with those of others."""
     recomputed: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -71,10 +73,17 @@ def check(
         findings.faults += [Fault(kind, facts.name, facts.index, detail) for kind, detail in facts.faults]
         if facts.signature is not None:
             findings.lengths[facts.index] = facts.length
+            if facts.told < facts.length:
+                findings.images.add(facts.index)
         across.add(facts, HEADS)
         if advance is not None:
             advance(facts.size)
     _compare(findings, across, layer_ids)
+    if findings.images:
+        findings.notes.append(
+            f"{len(findings.images)} files hold one token id {RUN} times or more in a row, as images do, of which ids "
+            "do not tell the states: only rows before that were compared with other files'."
+        )
     _look_around(findings, count)
     findings.sort()
     return findings

@@ -17,6 +17,8 @@ ROWS = 2048
 """Rows that are looked at at a time: 2048 of 7168 in float32 are 56 MiB."""
 HEADS = (4, 16, 64)
 """Lengths of the prompt prefixes by which files are compared with each other."""
+RUN = 4
+"""So many times one token id in a row may stand for an image, of which the ids say nothing more."""
 WASTE = 1.25
 """A buffer larger than the tensors in it by this factor is named."""
 
@@ -34,10 +36,13 @@ class Facts:
     """Tokens."""
     signature: tuple[int, int, str] | None = None
     """Layers, hidden size and dtype; None where the layers of the file are not even alike."""
+    told: int = 0
+    """Tokens before what may be an image: the rows up to there depend on token ids alone."""
     ids_digest: bytes = b""
+    """Of the token ids; where there may be an image, of the states as well, which they do not tell."""
     states_digest: bytes = b""
     prefix_digests: tuple[bytes, ...] = ()
-    """Of the first 4, 16 and 64 token ids, as far as the prompt goes."""
+    """Of the first 4, 16 and 64 token ids, as far as they tell the rows."""
     heads: Any = None
     """The states of the longest of these prefixes, `[layers, rows, H]`, as stored."""
 
@@ -75,7 +80,7 @@ def _examine(sample: Sample, layout: Layout, facts: Facts, layer_ids: Sequence[i
         return
     facts.length = len(sample.ids)
     facts.signature = (len(sample.states), sample.states[0].shape[1], sample.dtype)
-    _digest(sample, facts)
+    _digest(sample, layout, facts)
     _examine_values(sample.states, facts, names)
     if layout is IN_PROCESS:
         _examine_storage(sample.states, facts)
@@ -130,14 +135,25 @@ def _lengths_said(lengths: dict[str, int], rows: dict[str, int], layout: Layout)
     return ", ".join(said)
 
 
-def _digest(sample: Sample, facts: Facts) -> None:
+def _digest(sample: Sample, layout: Layout, facts: Facts) -> None:
     ids: list[int] = sample.ids.tolist()
-    facts.ids_digest = _hash([_packed(ids)])
+    facts.told = len(ids) if layout is IN_PROCESS else before_images(ids)
     facts.states_digest = _hash(_bytes(state) for state in sample.states)
-    lengths = [length for length in HEADS if length <= len(ids)]
+    facts.ids_digest = _hash([_packed(ids), *([facts.states_digest] if facts.told < len(ids) else [])])
+    lengths = [length for length in HEADS if length <= facts.told]
     facts.prefix_digests = tuple(_hash([_packed(ids[:length])]) for length in lengths)
     if lengths:
         facts.heads = heads(sample.states, lengths[-1])
+
+
+def before_images(ids: Sequence[int]) -> int:
+    """How many tokens come before the first run of RUN of one id, as an image has them; all if there is none."""
+    length = 0
+    for place, token in enumerate(ids):
+        length = length + 1 if place and token == ids[place - 1] else 1
+        if length == RUN:
+            return place + 1 - RUN
+    return len(ids)
 
 
 def heads(states: Sequence[Any], rows: int) -> Any:

@@ -6,15 +6,16 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..engine.media import media_tokens
 from ..errors import InputError
 from .across import row_errors
 from .check import Findings
-from .faults import Fault
+from .faults import Fault, written
 from .files import Folder
 from .sample import opened
 
@@ -32,9 +33,13 @@ States = dict[int, Any]
 
 
 def choose(findings: Findings, count: int, seed: int) -> list[int]:
-    """Indices of sound files to recompute: the shortest, the longest, and others from all over the set."""
+    """Indices of sound files to recompute: the shortest, the longest, and others from all over the set.
+
+    Those that may hold images are not among them, unless all do.
+    """
     faulty = set(findings.redo)
     sound = [index for index in sorted(findings.lengths) if index not in faulty]
+    sound = [index for index in sound if index not in findings.images] or sound
     if len(sound) <= count:
         return sound
     by_length = sorted(sound, key=lambda index: (findings.lengths[index], index))
@@ -49,12 +54,16 @@ def choose(findings: Findings, count: int, seed: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be asked of the model; in-process layer ids. `wanted` are the files', in their order."""
+    """What will be asked of the model; in-process layer ids. `wanted` are the files', in their order.
+
+    `media` are the tokens that stand for an image or the like, by their names in the model's configuration.
+    """
 
     model: str
     wanted: list[int]
     asked: list[int]
     tensor_parallel_size: int = 1
+    media: Mapping[int, str] = field(default_factory=dict)
 
 
 def plan(folder: Folder, layer_ids: Sequence[int], model: str, tensor_parallel_size: int = 1) -> Plan:
@@ -62,14 +71,26 @@ def plan(folder: Folder, layer_ids: Sequence[int], model: str, tensor_parallel_s
     wanted = [layer - folder.layout.shift for layer in layer_ids]
     if not wanted or min(wanted) < 0:
         raise InputError(f"layer ids {list(layer_ids)} are not all decoder layers'. Check --layer-ids.")
-    return Plan(model, wanted, with_neighbours(wanted, layer_count(model)), tensor_parallel_size)
+    config = config_of(model)
+    layers = int(getattr(config, "text_config", config).num_hidden_layers)
+    return Plan(model, wanted, with_neighbours(wanted, layers), tensor_parallel_size, media_tokens(config.to_dict()))
 
 
 def recompute(
     findings: Findings, indices: Sequence[int], plan: Plan, advance: Callable[[int], None] | None = None
 ) -> None:
-    """Extract these files' prompts again, and add what differs to the findings. Raises what extraction raises."""
+    """Extract these files' prompts again, and add what differs to the findings. Raises what extraction raises.
+
+    Those with an image are left out, with a note: their token ids do not carry it.
+    """
     prompts = {index: _ids(findings.folder, index) for index in indices}
+    images = [index for index, ids in prompts.items() if not plan.media.keys().isdisjoint(ids)]
+    for index in images:
+        del prompts[index]
+    if images:
+        findings.notes.append(f"Files with images cannot be recomputed from their token ids: {written(images)}.")
+    if not prompts:
+        return
     with generator_of(plan, max(map(len, prompts.values()))) as generator:
         for batch in _batches(prompts):
             results = generator.generate([prompts[index] for index in batch])
@@ -81,14 +102,14 @@ def recompute(
     findings.sort()
 
 
-def layer_count(model: str) -> int:
+def config_of(model: str) -> Any:
+    """transformers' configuration of the model. Raises InputError."""
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=True)
+        return AutoConfig.from_pretrained(model, trust_remote_code=True)
     except (OSError, ValueError) as error:
         raise InputError(f"the configuration of {model} cannot be read: {error}. Check --model.") from None
-    return int(getattr(config, "text_config", config).num_hidden_layers)
 
 
 def with_neighbours(wanted: Sequence[int], layers: int) -> list[int]:

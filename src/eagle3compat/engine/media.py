@@ -34,7 +34,19 @@ def _named(config: Any) -> Iterator[tuple[int, str]]:
             yield value, name
 
 
-def check_media(prompts: Sequence[Sequence[int]], model_config: Any, images: Sequence[tuple[int, int]] = ()) -> None:
+ELSEWHERE = (
+    "Leave such samples out, or send them as conversations with parts of type image_url to a server: "
+    "`eagle3compat serve`, or vLLM's own for speculators 0.7 or later."
+)
+IN_SERVER = "Send the image as a part of type image_url in messages to /v1/chat/completions, or leave the sample out."
+
+
+def check_media(
+    prompts: Sequence[Sequence[int]],
+    model_config: Any,
+    images: Sequence[tuple[int, int]] = (),
+    remedy: str = ELSEWHERE,
+) -> None:
     """Raise InputError for the first prompt that holds such a token; `model_config` is vLLM's ModelConfig.
 
     Between the places of `images` (the first, and the one after the last) there are images, and such tokens belong.
@@ -61,6 +73,5 @@ def check_media(prompts: Sequence[Sequence[int]], model_config: Any, images: Seq
         raise InputError(
             f"prompt {index} holds token id {token} at position {place}, which is {names[token]} in the config. "
             "It stands for an image or the like, which token ids do not carry, so its states would be those of a word. "
-            "Nothing was extracted. Leave such samples out, or use speculators' server path (0.5 or later), whose "
-            "requests carry images.", index,
+            f"Nothing was extracted. {remedy}", index,
         )

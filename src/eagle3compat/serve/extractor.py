@@ -10,7 +10,7 @@ from ..adapters.request import request
 from ..adapters.results import check_prompts, token_lists
 from ..engine.core import Engine
 from ..engine.landed import Landed
-from ..engine.media import check_media
+from ..engine.media import IN_SERVER, check_media
 from ..engine.transport import Transport, chosen
 from ..errors import InputError, ResultError
 
@@ -54,7 +54,7 @@ class Extractor:
         """
         (tokens,) = token_lists([prompt])
         check_prompts([tokens], self.model_config.get_vocab_size())
-        check_media([tokens], self.model_config, images)
+        check_media([tokens], self.model_config, images, IN_SERVER)
         if len(tokens) > limit:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens, and the longest that fits has {limit} (max_model_len is "
