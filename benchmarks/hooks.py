@@ -1,6 +1,6 @@
-"""What capturing costs as a share of a forward, on CPU: stock's generator on a Llama of eight layers.
+"""What capturing costs as a share of a forward, on CPU: stock's generator on a small Llama.
 
-    python benchmarks/hooks.py [--rounds N]
+    python benchmarks/hooks.py [--rounds N] [--layers 32] [--width 1024]
 
 Three ways through one engine with the same prompts, in turn: nothing is recorded; four layers are recorded; stock's
 `generate`, which also moves what was recorded to the driver and checks it. Of each way the medians of ratios within a
@@ -31,32 +31,38 @@ ROOT = Path(__file__).resolve().parents[1]
 PAIR = ("0.32.0", "0.4.0.1")
 OUT = ROOT / "out" / "hooks"
 FIGURES = ROOT / "out" / "hooks.json"
-LAYERS, HIDDEN, CAPTURED = 32, 1024, [2, 16, 29, 31]
+LAYERS, HIDDEN = 32, 1024
 PROMPTS, LENGTH = 4, 256
 
 Figures = dict[str, list[float]]
 
 
-def make_model(folder: Path) -> None:
+def captured(layers: int) -> list[int]:
+    """Those that stock takes by default, counted from 0, and the last."""
+    return [2, layers // 2, layers - 3, layers - 1]
+
+
+def make_model(folder: Path, layers: int, width: int) -> None:
     """The tiny Llama of the tests, deeper and wider."""
     sys.path.insert(0, str(ROOT / "src/eagle3compat/yardstick"))
     import tiny  # type: ignore[import-not-found]
 
-    tiny.HIDDEN = HIDDEN
-    tiny.build("llama", folder, num_layers=LAYERS)
+    tiny.HIDDEN = width
+    tiny.build("llama", folder, num_layers=layers)
 
 
 class Measured:
     """One engine, and ways through it."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, layer_ids: list[int]) -> None:
         import eagle3compat
 
         eagle3compat.apply()
         from speculators.data_generation import vllm_hidden_states_generator as stock
 
         self.stock = stock
-        self.generator = stock.VllmHiddenStatesGenerator(str(model), layer_ids=CAPTURED, max_model_len=2 * LENGTH)
+        self.generator = stock.VllmHiddenStatesGenerator(str(model), layer_ids=layer_ids, max_model_len=2 * LENGTH)
+        self.captures = len(layer_ids)
         self.executor = self.generator.executor
         self.engine = self.executor.engine
         rng = random.Random(0)
@@ -87,7 +93,7 @@ class Measured:
     def recorded(self) -> float:
         requests = self.requests()
         prompts = {name: request.prompt_token_ids for name, request in requests.items()}
-        self.executor.transport.begin(prompts, len(CAPTURED))
+        self.executor.transport.begin(prompts, self.captures)
         seconds = timed(lambda: self.engine.run(requests))
         self.executor.transport.abandon()
         self.engine.call("_reset_capture")
@@ -164,12 +170,13 @@ def share(of: Sequence[float], to: Sequence[float], less: float = 0.0) -> tuple[
     return f"{middle:.2f} %", f"{low:.2f} to {high:.2f} %"
 
 
-def print_table(figures: Figures) -> None:
+def print_table(figures: Figures, layers: int, width: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
     rounds, tokens = len(figures["unrecorded"]), PROMPTS * LENGTH
-    about = f"Llama, {LAYERS} layers of {HIDDEN}, {len(CAPTURED)} captured, {tokens} tokens, vLLM {PAIR[0]} on CPU"
+    taken = len(captured(layers))
+    about = f"Llama, {layers} layers of {width}, {taken} captured, {tokens} tokens, vLLM {PAIR[0]} on CPU"
     made = Table(title=f"{about}, {rounds} rounds")
     for heading in ("", "tokens/s", "more than unrecorded", "quartiles", "target"):
         made.add_column(heading, justify="right" if heading else "left")
@@ -183,20 +190,22 @@ def print_table(figures: Figures) -> None:
     Console(width=110).print(made)
 
 
-def inside(rounds: int) -> None:
+def inside(options: argparse.Namespace) -> None:
     """In the environment with vLLM."""
-    model = OUT / "llama"
-    make_model(model)
-    FIGURES.write_text(json.dumps(Measured(model).rounds(rounds)))
+    model = OUT / f"llama-{options.layers}-{options.width}"
+    make_model(model, options.layers, options.width)
+    FIGURES.write_text(json.dumps(Measured(model, captured(options.layers)).rounds(options.rounds)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What capturing costs as a share of a forward.")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--width", type=int, default=HIDDEN)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        inside(options.rounds)
+        inside(options)
         return
     sys.path.insert(0, str(ROOT / "tools"))
     import environments  # type: ignore[import-not-found]
@@ -207,11 +216,13 @@ def main() -> None:
     log = OUT / "log"
     print(f"measuring {options.rounds} rounds; vLLM's output goes to {log.relative_to(ROOT)}", flush=True)
     with log.open("w") as file:
-        command = [str(python), __file__, "--inside", "--rounds", str(options.rounds)]
+        command = [str(python), __file__, "--inside"]
+        for name in ("rounds", "layers", "width"):
+            command += [f"--{name}", str(getattr(options, name))]
         done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env)
     if done.returncode:
         sys.exit(f"the measurement failed; the end of its output:\n{log.read_text()[-3000:]}")
-    print_table(json.loads(FIGURES.read_text()))
+    print_table(json.loads(FIGURES.read_text()), options.layers, options.width)
 
 
 if __name__ == "__main__":

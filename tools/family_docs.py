@@ -57,8 +57,11 @@ Conversations with images are extracted through [`eagle3compat serve`](server.md
 takes images for. What is captured is the stream that enters the next layer. Between layers that need not be what a
 layer returns: Qwen3-VL adds features of the image to it after its first layers (*deepstack*). vLLM's own auxiliary
 hidden states are taken after that addition (`vllm/model_executor/models/qwen3_vl.py`), and so are these;
-transformers' `output_hidden_states` are taken before it, and lie 0.3 to 0.4 of the largest value away at these
-layers, and nowhere else (transformers 5.24, and the test `test_every_tensor_is_what_enters_the_next_layer`).
+transformers' `output_hidden_states` are taken before it, and lie 0.2 to 0.4 of the largest value of tiny random models
+away at these layers, and nowhere else (transformers 5.24, and the test
+`test_every_tensor_is_what_enters_the_next_layer`). There are as many as `deepstack_visual_indexes` in the vision
+configuration has, from the first on: with three, the server's ids 1 to 3, and 2 is one of the launcher's defaults.
+A draft model is served with vLLM's, so it is trained with these.
 
 So each layer is read from the arguments of the next one in whose place its return value is passed on
 (`capture/passing.py`): the first batch shows which these are, and proves them against that layer's norm. A later

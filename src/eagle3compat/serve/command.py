@@ -30,8 +30,10 @@ def run(words: Sequence[str]) -> int:
         asked = parse(words)
         if not asked.dry:
             return serve(asked)
-        layers = "the launcher's own" if asked.layer_ids is None else list(asked.layer_ids)
-        say(f"would serve {asked.names[0]} on {asked.host}:{asked.port}, layer ids {layers}, files in {asked.folder}")
+        layers = "the launcher's own" if asked.layer_ids is None else str(list(asked.layer_ids))
+        layers += " and the last layer's" if asked.last_layer else ""
+        where = f"{asked.host}:{asked.port}, layer ids {layers}, files in {asked.folder}"
+        say(f"would serve {asked.names[0]} on {where}; the model was not looked at")
         return STOPPED
     except InputError as error:
         print(error, file=sys.stderr)
