@@ -9,9 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import random
+import socket
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +164,48 @@ def test_every_tensor_is_what_enters_the_next_layer(
     assert figures["reported_from_leaving"] < 1e-6  # transformers' output_hidden_states is what leaves a layer
 
 
+@contextmanager
+def waiting_for_an_address(server: Server) -> Iterator[None]:
+    """Within, the server waits for four images from where nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as ending:
+        picture = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{silent.getsockname()[1]}/x.png"}}
+        asked = {"messages": [{"role": "user", "content": [picture]}], "max_tokens": 1}
+        body = json.dumps(asked).encode()
+        host, port = server.url.removeprefix("http://").split(":")
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for _ in range(4):
+            connection = ending.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall(head + body)
+        silent.accept()
+        yield
+
+
+def test_an_address_that_does_not_answer_holds_up_nobody_else(server: Server, case: tuple[str, str, str]) -> None:
+    with waiting_for_an_address(server):
+        started = time.monotonic()
+        for parts in ([text("To make bread")], [(3, 2, 1)]):
+            messages = conversation(parts, FAMILIES[case[0]])
+            status, answer = server.ask("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+            assert status == 200, answer
+        assert time.monotonic() - started < 60  # each address takes longer until vLLM gives it up
+
+
+def test_parts_of_text_are_the_same_tokens_beside_an_image(server: Server, case: tuple[str, str, str]) -> None:
+    def rendered(*parts: Any) -> list[int]:
+        messages = conversation([*parts], FAMILIES[case[0]])
+        status, answer = server.ask("/v1/chat/completions/render", {"messages": messages})
+        assert status == 200, answer
+        ids: list[int] = answer["token_ids"]
+        return ids
+
+    words = [text("To make bread"), text("you need flour.")]
+    alone, pictured = rendered(*words), rendered(*words, (2, 2, 1))
+    assert pictured[: len(alone)] != pictured
+    place = next(place for place, ids in enumerate(zip(alone, pictured, strict=False)) if ids[0] != ids[1])
+    assert pictured[place + 1] == pictured[place + 4] == 640  # what differs first is the image, after its start
+    assert alone[place:] == pictured[place + 6 :]
+
+
 def refused(server: Server, content: Any, **more: Any) -> str:
     messages = [{"role": "user", "content": content}]
     status, answer = server.ask("/v1/chat/completions", {"messages": messages, "max_tokens": 1, **more})
@@ -187,3 +232,10 @@ def test_what_cannot_be_taken_is_named_and_the_next_request_served(server: Serve
     assert server.found() == before
     status, answer = server.ask("/v1/chat/completions", {"messages": conversation([(3, 2, 1)], side), "max_tokens": 1})
     assert (status, answer["usage"]["prompt_tokens"] > 6) == (200, True)
+
+
+def test_a_server_that_waits_for_an_address_ends_when_told(server: Server) -> None:
+    """The last test of a server."""
+    with waiting_for_an_address(server):
+        server.process.terminate()
+        assert server.process.wait(60) == 0, server.log[-4000:]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eagle3compat.errors import InputError
-from eagle3compat.serve.chat import Prompt, Tokens, has_image
+from eagle3compat.serve.chat import Prompt, Tokens, asks_for_images, has_image
 from eagle3compat.serve.images import Images
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -31,7 +31,10 @@ def test_messages_are_of_text_and_images() -> None:
         ({"role": "user", "content": [{"type": "text", "text": None}]}, "of type 'text' whose text is no string"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "a part of type 'image_url' without image_url.url"),
         ({"role": "user", "content": [{**PICTURE, "image_url": {"url": 5}}]}, "without image_url.url"),
+        ({"role": "user", "content": [{**PICTURE, "image_url": {"url": ""}}]}, "without image_url.url"),
         ({"role": "user", "content": ["a"]}, "message 2 holds a part of type 'str'"),
+        ({"role": "user", "content": {"a": 1}}, "the content of message 2 is {'a': 1}, not text or a list of parts"),
+        ({"role": "user", "content": 5}, "the content of message 2 is 5, not text or a list of parts"),
         ("hello", "message 2 is no object with a role"),
     ],
 )
@@ -59,6 +62,46 @@ def test_conversations_with_images_are_vllms_to_render(monkeypatch: pytest.Monke
     body = {"messages": [{"role": "user", "content": [WORDS, PICTURE]}], "chat_template_kwargs": {"thinking": False}}
     assert tokens.of_chat(body, "chatcmpl-1") == Prompt([97], ("an image",))
     assert images.asked == [{"add_generation_prompt": True, "thinking": False, "tools": None}, "chatcmpl-1"]
+
+
+@pytest.mark.parametrize(
+    ("body", "asks"),
+    [
+        ({"messages": [{"role": "user", "content": [WORDS, PICTURE]}]}, True),
+        ({"messages": [{"role": "user", "content": [WORDS]}, {"role": "user", "content": "image_url"}]}, False),
+        ({"messages": "image_url"}, False),
+        ({"messages": [5, {"content": 5}, {"content": [5, None]}]}, False),
+        ({}, False),
+    ],
+)
+def test_who_asks_for_images_is_told_whatever_else_is_sent(body: Any, asks: bool) -> None:
+    assert asks_for_images(body) is asks
+
+
+class Template:
+    """A tokenizer whose chat template takes parts, or text alone, as most do that are for text."""
+
+    def __init__(self, parts: bool) -> None:
+        self.parts = parts
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        (message,) = messages
+        if isinstance(message["content"], str) or not self.parts:
+            return f"<{message['content']}>"
+        return "<" + "".join(part["text"] for part in message["content"]) + ">"
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": characters(text)}
+
+
+@pytest.mark.parametrize(("parts", "rendered"), [(True, "<ab>"), (False, "<a\nb>")])
+def test_parts_of_text_are_rendered_as_the_template_takes_them(
+    parts: bool, rendered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokens, "_tokenizer", lambda self: Template(parts))
+    tokens = Tokens(SimpleNamespace(is_multimodal_model=False))
+    body = {"messages": [{"role": "user", "content": [WORDS, {"type": "text", "text": "b"}]}]}
+    assert tokens.of_chat(body) == Prompt(characters(rendered))
 
 
 def test_a_model_of_text_takes_no_image() -> None:

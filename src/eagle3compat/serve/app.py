@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from starlette.routing import Route
 
 from ..errors import InputError
 from .batches import Batches, Job, StoppingError
-from .chat import Prompt, Tokens, cut
+from .chat import Prompt, Tokens, asks_for_images, cut
 from .extractor import Extractor
 from .files import discard
 from .images import Images
@@ -41,6 +42,11 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
 """Fields that would ask for more than states, and the values of them that do not."""
 
 
+FETCHES = 16
+"""Conversations with images that are fetched at a time."""
+T = TypeVar("T")
+
+
 class NoModelError(Exception):
     """The request names a model that is not served here."""
 
@@ -56,6 +62,7 @@ class Service:
         self._extractor, self._batches, self._names = extractor, batches, names
         self._tokens = Tokens(extractor.model_config, Images(extractor.engine.vllm_config))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="eagle3compat-tokenizer")
+        self._fetching = asyncio.Semaphore(FETCHES)
 
     def app(self) -> Starlette:
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
@@ -99,7 +106,7 @@ class Service:
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request, RENDERED)
         name = named("chatcmpl")
-        prompt = await self._in_thread(self._tokens.of_chat, body, name)
+        prompt = await self._of_chat(request, body, name)
         tokens = self._checked(prompt, body, self._extractor.limit)
         path = await self._computed(request, Job(name, tokens, prompt.features))
         message = {"role": "assistant", "content": ""}
@@ -110,7 +117,7 @@ class Service:
     async def _render(self, request: Request) -> Response:
         body = await self._body(request, RENDERED)
         name = named("chatcmpl")
-        prompt = await self._in_thread(self._tokens.of_chat, body, name)
+        prompt = await self._of_chat(request, body, name)
         tokens = self._checked(prompt, body, self._extractor.limit + 1)
         return JSONResponse({"request_id": name, "model": self._names[0], "token_ids": tokens})
 
@@ -145,24 +152,29 @@ class Service:
             )
         return self._extractor.checked(tokens, limit, prompt.spans)
 
+    async def _of_chat(self, request: Request, body: Mapping[str, Any], name: str) -> Prompt:
+        """The prompt of a conversation. One with images waits for their addresses, and holds up no other."""
+        if not asks_for_images(body):
+            prompt: Prompt = await self._in_thread(self._tokens.of_chat, body, name)
+            return prompt
+
+        async def fetched() -> Prompt:
+            async with self._fetching:
+                return await asyncio.wrap_future(in_daemon(self._tokens.of_chat, body, name))
+
+        return await unless_gone(request, asyncio.ensure_future(fetched()))
+
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _computed(self, request: Request, job: Job) -> Path:
         """The request's file once that is whole. A client that goes away leaves no file behind."""
         self._batches.submit(job)
-        waiting = asyncio.wrap_future(job.path)
-        leaving = asyncio.ensure_future(disconnected(request))
-        either: set[asyncio.Future[Any]] = {waiting, leaving}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                raise ClientGoneError
-            return waiting.result()
-        finally:
-            leaving.cancel()
-            if not waiting.done() and not job.path.cancel():
-                job.path.add_done_callback(forget)
+            return await unless_gone(request, asyncio.wrap_future(job.path))
+        except (ClientGoneError, asyncio.CancelledError):
+            job.path.add_done_callback(forget)
+            raise
 
     def _answer(
         self, name: str, kind: str, choice: dict[str, Any], tokens: list[int], path: Path, **more: Any
@@ -183,6 +195,38 @@ def forget(path: Future[Path]) -> None:
     """Remove the file of a request whose client is gone."""
     if not path.cancelled() and path.exception() is None:
         discard(path.result())
+
+
+async def unless_gone(request: Request, waiting: asyncio.Future[T]) -> T:
+    """What is waited for. Raises ClientGoneError, and cancels it, once the client has closed the connection."""
+    leaving = asyncio.ensure_future(disconnected(request))
+    either: set[asyncio.Future[Any]] = {waiting, leaving}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise ClientGoneError
+        return waiting.result()
+    finally:
+        leaving.cancel()
+        waiting.cancel()
+
+
+def in_daemon(function: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Run it in a thread that does not keep the process from ending: an address may not answer for minutes."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = function(*arguments)
+        except BaseException as error:  # noqa: BLE001  it is whoever waits for it that is told
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=work, name="eagle3compat-images", daemon=True).start()
+    return future
 
 
 async def disconnected(request: Request) -> None:
@@ -214,7 +258,7 @@ def answered(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Re
 
 
 def failed(code: int, kind: str, error: Exception) -> Response:
-    message = str(error) or type(error).__name__
+    message = (str(error) or type(error).__name__).encode(errors="backslashreplace").decode()
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status_code=code)
 
 

@@ -90,6 +90,9 @@ def parse(words: Sequence[str]) -> Asked:
     connector = _connector(parsed)
     engine = {name: value for name, value in vars(parsed).items() if name in EngineArgs.__dataclass_fields__}
     engine.update(model=parsed.model_tag, speculative_config=None, kv_transfer_config=None)
+    media = engine.get("allowed_local_media_path")
+    if media and not Path(media).is_dir():
+        raise InputError(f"--allowed-local-media-path is {media}, which is no folder: every image would fail.")
     changed = _adapt(engine, parser)
     names = parsed.served_model_name or parsed.model_tag
     return Asked(

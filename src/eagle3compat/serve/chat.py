@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,6 +48,8 @@ class Tokens:
     def __init__(self, model_config: Any, images: Renders | None = None) -> None:
         self._config, self._images = model_config, images
         self._loaded: Any = None
+        self._part_template: bool | None = None
+        self._lock = threading.Lock()
 
     def _tokenizer(self) -> Any:
         if self._loaded is None:
@@ -70,7 +73,8 @@ class Tokens:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"the text is no Unicode: {error.reason} at {error.start}.") from error
-        return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        with self._lock:  # a tokenizer serves one caller at a time
+            return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def of_chat(self, body: Mapping[str, Any], request: str = "") -> Prompt:
         """What `messages` of a request are rendered to; `request` is its id. Raises InputError."""
@@ -93,8 +97,10 @@ class Tokens:
             refuse_unless_multimodal(self._config, with_images[0])
             assert self._images is not None
             return self._images.of_chat(given, options, request, lambda text: self._tokens_of(text, body))
-        messages = [plain(message) for message in given]
         tokenizer = self._tokenizer()
+        if self._part_template is None:
+            self._part_template = takes_parts(tokenizer)
+        messages = given if self._part_template else [plain(message) for message in given]
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # a template is the model's code: it raises whatever it likes
@@ -125,8 +131,10 @@ def has_image(message: Any, number: int) -> bool:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InputError(f"message {number} is no object with a role.", number)
     content = message.get("content")
-    if not isinstance(content, Sequence) or isinstance(content, str):
+    if content is None or isinstance(content, str):
         return False
+    if not isinstance(content, list):
+        raise InputError(f"the content of message {number} is {content!r:.60}, not text or a list of parts.", number)
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind not in ("text", IMAGE):
@@ -135,7 +143,7 @@ def has_image(message: Any, number: int) -> bool:
         if kind == "text" and not isinstance(part.get("text"), str):
             raise InputError(f"message {number} holds a part of type 'text' whose text is no string.", number)
         where = part.get(IMAGE)
-        if kind == IMAGE and not (isinstance(where, Mapping) and isinstance(where.get("url"), str)):
+        if kind == IMAGE and not (isinstance(where, Mapping) and isinstance(where.get("url"), str) and where["url"]):
             raise InputError(f"message {number} holds a part of type {IMAGE!r} without {IMAGE}.url.", number)
     return any(part["type"] == IMAGE for part in content)
 
@@ -147,6 +155,24 @@ def refuse_unless_multimodal(model_config: Any, number: int) -> None:
             f"message {number} holds a part of type {IMAGE!r}, and vLLM runs {model_config.model} for text only. Leave "
             "images out.", number,
         )  # fmt: skip
+
+
+def asks_for_images(body: Mapping[str, Any]) -> bool:
+    """Whether one of a request's messages, whatever else they are, holds an image."""
+    messages = body.get("messages")
+    contents = [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, Mapping) and part.get("type") == IMAGE for part in parts)
+
+
+def takes_parts(tokenizer: Any) -> bool:
+    """Whether the chat template goes through the parts of a message, and does not write them down as they are."""
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    try:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
+    except Exception:  # noqa: BLE001  a template is the model's code; that it cannot take parts is the answer
+        return False
+    return "one" in text and "two" in text and "'type'" not in text and '"type"' not in text
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:

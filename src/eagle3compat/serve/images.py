@@ -7,6 +7,7 @@ of it are vLLM's: its renderer and its input processor do what they do in its ow
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +20,12 @@ REMEDY = "Leave images out, or serve with a vLLM that has it, as releases from 0
 
 
 class Images:
-    """Renders conversations with images; vLLM's processor is made when the first one comes."""
+    """Renders conversations with images, for several threads; vLLM's processor is made when the first one comes."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._config = vllm_config
         self._made: Any = None
+        self._processing = threading.Lock()
 
     def of_chat(
         self,
@@ -53,16 +55,18 @@ class Images:
     ) -> Prompt:
         from vllm import SamplingParams
 
-        processor, chat_params = self._parts()
+        with self._processing:
+            processor, chat_params = self._parts()
         params = chat_params(chat_template_kwargs={**options, "tokenize": False})
-        _conversation, rendered = processor.renderer.render_messages(list(messages), params)
+        _conversation, rendered = processor.renderer.render_messages(list(messages), params)  # fetches the images
         if "prompt_token_ids" not in rendered:
             rendered = {**rendered, "prompt_token_ids": tokens_of(rendered["prompt"])}
         rendered.pop("prompt", None)  # what it was tokenized to is computed, and not the text once more
-        if hasattr(processor.renderer, "process_for_engine"):  # else the processor does what that would
-            rendered = processor.renderer.process_for_engine(rendered, time.time())
         one = SamplingParams(max_tokens=1, temperature=0.0)
-        made = processor.process_inputs(request, rendered, one, supported_tasks=("generate",))
+        with self._processing:  # the model's image processor is made for one caller at a time
+            if hasattr(processor.renderer, "process_for_engine"):  # else the processor does what that would
+                rendered = processor.renderer.process_for_engine(rendered, time.time())
+            made = processor.process_inputs(request, rendered, one, supported_tasks=("generate",))
         return Prompt(list(made.prompt_token_ids), tuple(made.mm_features or ()))
 
     def _parts(self) -> tuple[Any, Any]:
