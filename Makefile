@@ -25,7 +25,7 @@ venv: $(STAMP)  ## make .venv with this package and the tools for working on it
 $(STAMP): pyproject.toml
 	@echo "making .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --retries 10 --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 demo: $(STAMP)  ## extract with stock speculators where it dies by itself, and compare every tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,9 @@ def ensure(releases: Sequence[str]) -> Path:
     """
     folder: Path = environments.root() / f"serve-clients-{environments.PYTHON}"
     with environments.locked(folder):
-        if not (folder / "bin").exists():
+        installed = "lib/python*/site-packages/{}-*.dist-info"
+        if not all(any(folder.glob(installed.format(name))) for name in ("openai", "httpx")):
+            shutil.rmtree(folder, ignore_errors=True)  # what was not finished
             environments.uv("venv", "--quiet", "--python", environments.PYTHON, str(folder))
             environments.install(folder, *BESIDE)
         for release in releases:

@@ -42,6 +42,10 @@ TRANSFORMERS_4 = ("transformers<5", "huggingface-hub<1.0", "datasets<=4.6.0")
 BESIDE = ("rich", "wrapt", "packaging", "pytest")
 """What this project's own code and tests import there."""
 
+PATIENCE = {"UV_HTTP_RETRIES": "6", "UV_HTTP_TIMEOUT": "120"}
+"""uv's own settings, unless the caller has set them: an index that cannot be reached is tried again for about a minute,
+longer each time. uv knows which faults are of that kind."""
+
 
 REQUIRES_DIST = re.compile(r"Requires-Dist:\s*([\w.-]+)\s*(\[[^]]*\])?\s*\(?([^;()]*)\)?\s*(?:;\s*(.*))?$")
 
@@ -225,7 +229,7 @@ def install(home: Path, *arguments: str) -> None:
 
 def uv(*arguments: str) -> None:
     command = [find_uv(), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env={**PATIENCE, **os.environ})
     if done.returncode:
         raise CommandFailedError(command, done.returncode, done.stderr)
 

@@ -12,6 +12,7 @@ from typing import Any
 SMALL_SHM = 2**30
 """Below this, /dev/shm is a container's default more likely than anybody's choice."""
 MIB = 2**20
+SMI_SECONDS = 20
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits")
 
 
@@ -61,7 +62,7 @@ def _nvidia_smi() -> list[Accelerator]:
     if shutil.which(QUERY[0]) is None:
         return []
     try:
-        answer = subprocess.run(QUERY, capture_output=True, text=True, timeout=20, check=True).stdout
+        answer = subprocess.run(QUERY, capture_output=True, text=True, timeout=SMI_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):  # no driver behind it: then /proc shows none either
         return []
     found = []

@@ -111,6 +111,14 @@ class Server(Set):
         save_file({name: tensor.clone() for name, tensor in content.items()}, self.path(index))
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Random values are the same each time."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def in_process(tmp_path: Path) -> InProcess:
     return InProcess(tmp_path / "set", prompts_of(12))

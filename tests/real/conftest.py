@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,22 @@ def execute(command: list[str], log: Path, env: dict[str, str], timeout: int = T
         done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env, timeout=timeout, text=True)
     if done.returncode:
         pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{log.read_text()[-6000:]}")
+
+
+def until(condition: Callable[[], bool], seconds: float = 300) -> bool:
+    """Wait for `condition`, on a machine that may stand still in between; whether it came true."""
+    deadline = time.monotonic() + seconds
+    while not (true := condition()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return true
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended and waits for its parent only."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or after
+        return False
 
 
 def python_of(vllm: str, speculators: str) -> str:

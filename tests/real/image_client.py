@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import openai
-from serve_client import fetch, stock
+from serve_client import TIMEOUT, client_of, fetch, stock
 
 
 async def work(site: Path, job: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -21,9 +20,10 @@ async def work(site: Path, job: dict[str, Any], out: Path) -> dict[str, Any]:
     conversations, rendered = job["conversations"], job.get("rendered")
     if rendered is None:
         render = stock(site, "render_client").render_conversation
-        rendered = [render(job["url"], messages, add_generation_prompt=False) for messages in conversations]
+        asked = {"add_generation_prompt": False, "timeout": TIMEOUT}
+        rendered = [render(job["url"], messages, **asked) for messages in conversations]
     turns = asyncio.Semaphore(job["concurrency"])
-    async with openai.AsyncOpenAI(base_url=f"{job['url']}/v1", api_key="EMPTY", max_retries=0) as client:
+    async with client_of(job["url"]) as client:
         model = (await client.models.list()).data[0].id
 
         async def one(number: int) -> None:

@@ -1,22 +1,24 @@
 """A driver that extracts until a signal ends it: `python interrupted.py MODEL OUT.json [TENSOR_PARALLEL_SIZE]`.
 
 SIGUSR1 makes the call raise, and nobody catches that.
-OUT.json says which processes there are, once batches run; after Ctrl-C, also what the next calls gave.
+OUT.json says which processes there are, once a call is under way; after Ctrl-C, also what the next calls gave.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import eagle3compat
 
 PROMPTS = [[9 + (number + place) % 500 for place in range(100)] for number in range(8000)]
-"""One call of them takes minutes: a signal that comes some seconds after its start comes while it computes."""
+"""One call of them takes minutes: a signal that comes after its first steps comes while it computes."""
 FEW = PROMPTS[:2]
 
 
@@ -49,14 +51,27 @@ def main() -> None:
     generator.generate(FEW)
     workers = [worker["pid"] for worker in generator.executor.collective_rpc("eagle3compat_attest")]
     found: dict[str, Any] = {"driver": os.getpid(), "workers": workers}
-    _write(out, found)
     try:
+        tell_under_way(generator, lambda: _write(out, found))
         while True:
             generator.generate(PROMPTS)
     except KeyboardInterrupt:
         found["next call"] = outcome(lambda: generator.generate(FEW))
         found["new generator"] = outcome(lambda: make().generate(FEW))
         _write(out, found)
+
+
+def tell_under_way(generator: Any, tell: Callable[[], None], steps: int = 3) -> None:
+    """Call `tell` within a call of the generator, once vLLM has run so many steps of it."""
+    executor = generator.executor.engine._core.model_executor
+    execute, done = executor.execute_model, itertools.count(1)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if next(done) == steps:
+            tell()
+        return execute(*args, **kwargs)
+
+    executor.execute_model = counted
 
 
 def _write(out: Path, found: dict[str, Any]) -> None:

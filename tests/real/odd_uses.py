@@ -55,7 +55,7 @@ def in_a_fork(generator: Any) -> str:
     """A child that extracts, and ends as a script does."""
     reader, writer = os.pipe()
     if os.fork() == 0:
-        signal.alarm(60)
+        signal.alarm(300)
         os.write(writer, outcome(lambda: generator.generate(PROMPTS)).encode())
         sys.exit(0)
     os.close(writer)
@@ -64,18 +64,22 @@ def in_a_fork(generator: Any) -> str:
 
 
 def interrupted_while_a_reply_is_awaited(generator: Any) -> str:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     (worker,) = (found["pid"] for found in generator.executor.collective_rpc("eagle3compat_attest"))
     inner = generator.executor.engine._core.model_executor
     call = inner.collective_rpc
+
+    def interrupt(number: int, frame: Any) -> None:
+        """The worker goes on only after the interrupt, however late that is noticed."""
+        threading.Timer(1, os.kill, (worker, signal.SIGCONT)).start()
+        signal.default_int_handler(number, frame)
 
     def held_up(method: str, *args: Any, **kwargs: Any) -> Any:
         if method == "eagle3compat_collect":
             os.kill(worker, signal.SIGSTOP)
             threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-            threading.Timer(2, os.kill, (worker, signal.SIGCONT)).start()
         return call(method, *args, **kwargs)
 
+    signal.signal(signal.SIGINT, interrupt)
     inner.collective_rpc = held_up
     return outcome(lambda: generator.generate(PROMPTS))
 

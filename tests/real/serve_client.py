@@ -15,6 +15,7 @@ import json
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,8 @@ from typing import Any
 import openai
 
 TIMEOUT = 600
-"""Seconds, which users may set (`--request-timeout`): on a busy machine 0.5.0's own 15 are short for a first batch."""
+"""Seconds, which users may set (`--request-timeout`): on a busy machine 0.5.0's own 15 are short for a first batch, and
+so are openai's 5 for a connection, and the 10 and 30 that stock's clients give a lock and the render endpoint."""
 
 
 def stock(site: Path, name: str) -> Any:
@@ -30,6 +32,10 @@ def stock(site: Path, name: str) -> Any:
     package.__path__ = [str(site / "speculators")]
     sys.modules.setdefault("speculators", package)
     return importlib.import_module(f"speculators.data_generation.{name}")
+
+
+def client_of(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="EMPTY", max_retries=0, timeout=TIMEOUT)
 
 
 async def fetch(client: Any, stock_client: Any, model: str, item: dict[str, Any], target: Path) -> None:
@@ -41,7 +47,7 @@ async def fetch(client: Any, stock_client: Any, model: str, item: dict[str, Any]
     )
     path = answer[0] if isinstance(answer, tuple) else answer
     if hasattr(stock_client, "wait_for_lock_async") and Path(path + ".lock").exists():
-        await stock_client.wait_for_lock_async(path + ".lock")
+        await stock_client.wait_for_lock_async(path + ".lock", timeout=TIMEOUT)
     shutil.move(path, target)
 
 
@@ -49,7 +55,7 @@ async def work(site: Path, job: dict[str, Any], out: Path) -> dict[str, Any]:
     stock_client = stock(site, "vllm_client")
     errors: dict[str, str] = {}
     turns = asyncio.Semaphore(job["concurrency"])
-    async with openai.AsyncOpenAI(base_url=f"{job['url']}/v1", api_key="EMPTY", max_retries=0) as client:
+    async with client_of(job["url"]) as client:
         model = (await client.models.list()).data[0].id
 
         async def one(name: str, item: dict[str, Any]) -> None:
@@ -64,7 +70,7 @@ async def work(site: Path, job: dict[str, Any], out: Path) -> dict[str, Any]:
         report: dict[str, Any] = {"seconds": time.monotonic() - started, "model": model}
         messages = job.get("conversation")
         if messages and (site / "speculators/data_generation/render_client.py").exists():
-            render = stock(site, "render_client").render_conversation
+            render = partial(stock(site, "render_client").render_conversation, timeout=TIMEOUT)
             ids = report["rendered"] = render(job["url"], messages, add_generation_prompt=False)
             more = {"truncate_prompt_tokens": 7, "truncation_side": "right", "add_generation_prompt": True}
             report["cut"] = render(job["url"], messages, **more)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PROMPTS, REFERENCE, execute, python_of, settings
+from conftest import PROMPTS, REFERENCE, execute, python_of, settings, until
 
 import clients
 
@@ -63,6 +65,8 @@ class Server:
             )
         self.model = str(model)
         self.url = ""
+        self.port: socket.socket | None = None
+        """Held for the server until it has taken it; see `held_port`."""
 
     @property
     def log(self) -> str:
@@ -88,8 +92,8 @@ class Server:
     def completion(self, prompt: Any, **more: Any) -> tuple[int, Any]:
         return self.ask("/v1/completions", {"prompt": prompt, "max_tokens": 1, "return_token_ids": True, **more})
 
-    def leave(self, count: int, seconds: float = 0.0) -> None:
-        """Send `count` requests, and close their connections after so many seconds."""
+    def leave(self, count: int, answered: int = 0) -> None:
+        """Send `count` requests, and close their connections once so many of them have got an answer."""
         host, port = self.url.removeprefix("http://").split(":")
         body = json.dumps({"prompt": [9] * 200, "max_tokens": 1}).encode()
         head = (
@@ -99,7 +103,7 @@ class Server:
         left = [socket.create_connection((host, int(port))) for _ in range(count)]
         for connection in left:
             connection.sendall(head + body)
-        time.sleep(seconds)
+        until(lambda: len(select.select(left, [], [], 0)[0]) >= answered)
         for connection in left:
             connection.close()
 
@@ -119,12 +123,29 @@ class Server:
         with suppress(ProcessLookupError):  # none of its processes is left
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        if self.port is not None:
+            self.port.close()
+
+
+def held_port() -> socket.socket:
+    """A socket on a free port of loopback, for a server that takes it a minute later: until then nobody is given it.
+
+    A server may still take it, as those of vLLM and uvicorn set SO_REUSEADDR too, and this one does not listen.
+    """
+    held = socket.socket()
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        held.setsockopt(socket.SOL_SOCKET, option, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def children_of(pid: int) -> dict[int, str]:
-    """The child processes of a process, with their command lines."""
-    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return {int(child): Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ") for child in pids}
+    """The child processes of a process, with their command lines; without those that end while one looks."""
+    found = {}
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found[child] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+    return found
 
 
 @contextmanager
@@ -200,5 +221,7 @@ def note(vllm: str, name: str, value: Any) -> None:
         return
     file = Path(folder) / f"{vllm}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    held = json.loads(file.read_text()) if file.exists() else {"vllm": vllm, "prompts": len(PROMPTS[BATCH])}
-    file.write_text(json.dumps({**held, name: value}, indent=1, sort_keys=True) + "\n")
+    with file.with_suffix(".lock").open("w") as lock:  # the other test process may write into the same
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        held = json.loads(file.read_text()) if file.exists() else {"vllm": vllm, "prompts": len(PROMPTS[BATCH])}
+        file.write_text(json.dumps({**held, name: value}, indent=1, sort_keys=True) + "\n")

@@ -202,7 +202,7 @@ class Session:
 
     def children(self) -> dict[str, Any]:
         """The worker processes of this one that are alive."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while multiprocessing.active_children() and time.monotonic() < deadline:
             time.sleep(0.1)
         return {"children": [child.name for child in multiprocessing.active_children()]}

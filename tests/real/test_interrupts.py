@@ -6,25 +6,24 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import python_of, settings
+from conftest import alive, python_of, settings, until
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("interrupts")]
 
 PAIR = ("0.32.0", "0.4.0.1")
-START_SECONDS, END_SECONDS = 300, 120
+START_SECONDS, END_SECONDS = 600, 300
 SHARED_MEMORY = "/dev/shm/"
 
 
 @contextmanager
 def extracting(model: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any], Path]]:
-    """A driver in a process group of its own that is in the middle of extraction, and what it has said."""
+    """A driver in a process group of its own that is in the middle of a call, and what it has said."""
     out = folder / "found.json"
     command = [python_of(*PAIR), str(Path(__file__).with_name("interrupted.py")), str(model), str(out)]
     with (folder / "log").open("w") as log:
@@ -32,27 +31,11 @@ def extracting(model: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[byt
     try:
         until(lambda: out.exists() or driver.poll() is not None, START_SECONDS)
         assert out.exists(), (folder / "log").read_text()[-3000:]
-        time.sleep(5)
         yield driver, json.loads(out.read_text()), out
     finally:
         if driver.poll() is None:
             os.killpg(driver.pid, signal.SIGKILL)
         driver.wait(END_SECONDS)
-
-
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for `condition`; whether it came true."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return condition()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def shared_memory_of(pid: int) -> set[str]:

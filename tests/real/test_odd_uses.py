@@ -68,7 +68,7 @@ def test_a_script_without_a_guard_is_told_what_it_lacks(models: dict[str, Path],
     script.write_text(UNGUARDED)
     command = [python_of(*PAIR), str(script), str(models["llama"])]
     env = settings(VLLM_WORKER_MULTIPROC_METHOD="spawn")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode
     last = done.stderr[done.stderr.rindex("eagle3compat.errors.WorkerError") :]
     assert "a spawned worker imports this script again" in last

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REFERENCE, execute, python_of, settings
+from conftest import REFERENCE, alive, execute, python_of, settings, until
 from servers import (
     BATCH,
     CONVERSATION,
@@ -34,18 +33,10 @@ pytestmark = [pytest.mark.real, pytest.mark.xdist_group("serve")]
 PAIRS = [("0.16.0", "0.3.0"), ("0.32.0", "0.4.0.1")]
 
 
-def alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended and waits for its parent only."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def health(server: Server) -> int:
     """The status of its answer."""
     try:
-        with urllib.request.urlopen(f"{server.url}/health", timeout=30) as reply:
+        with urllib.request.urlopen(f"{server.url}/health", timeout=300) as reply:
             return int(reply.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -186,10 +177,7 @@ def test_clients_that_go_away_leave_nothing_behind(server: Server) -> None:
     assert status == 200
     path = Path(answer["kv_transfer_params"]["hidden_states_path"])
     wanted = before | {path.name, f"{path.name}.lock"}
-    deadline = time.monotonic() + 10
-    while server.found() != wanted and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert server.found() == wanted
+    assert until(lambda: server.found() == wanted), server.found() ^ wanted
 
 
 def test_it_ends_whole(server: Server, request: pytest.FixtureRequest) -> None:
@@ -201,16 +189,11 @@ def test_it_ends_whole(server: Server, request: pytest.FixtureRequest) -> None:
     else:
         workers = [pid for pid, command in children.items() if command and "resource_tracker" not in command]
         os.kill(workers[0], signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while health(server) == 200 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert health(server) == 503, children
+        assert until(lambda: health(server) == 503), children
         status, answer = server.completion([9, 10, 11])
         assert (status, "ended with exit code -9" in answer["error"]["message"]) == (500, True), answer
-    assert server.process.wait(60) == (0 if told else 1), server.log[-3000:]
-    deadline = time.monotonic() + 10  # for multiprocessing's tracker of resources, which sees that its parent is gone
-    while any(map(alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert [pid for pid in children if alive(pid)] == []
+    assert server.process.wait(300) == (0 if told else 1), server.log[-3000:]
+    # multiprocessing's tracker of resources still has to see that its parent is gone
+    assert until(lambda: not any(map(alive, children))), [pid for pid in children if alive(pid)]
     assert [path for path in server.files.iterdir() if path.name.startswith(".")] == []
     assert told == ("Traceback" not in server.log and "can no longer be used" not in server.log)

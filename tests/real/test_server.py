@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 import urllib.request
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import python_of, settings
+from servers import held_port
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("server")]
 
@@ -23,16 +23,15 @@ START_SECONDS = 600
 
 def post(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=300) as reply:
         return json.loads(reply.read())
 
 
 @pytest.fixture(scope="module")
 def server(shared: Path, models: dict[str, Path]) -> Iterator[str]:
     """The address of a server on the Llama model, ended by its process id."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    held = held_port()
+    port = held.getsockname()[1]
     command = [
         python_of(*PAIR), "-m", "vllm.entrypoints.openai.api_server",
         "--model", str(models["llama"]), "--host", "127.0.0.1", "--port", str(port),
@@ -56,11 +55,12 @@ def server(shared: Path, models: dict[str, Path]) -> Iterator[str]:
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
+        held.close()
 
 
 def answers(address: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{address}/health", timeout=5) as reply:
+        with urllib.request.urlopen(f"{address}/health", timeout=60) as reply:
             return bool(reply.status == 200)
     except OSError:
         return False

@@ -10,7 +10,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -19,16 +18,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import REFERENCE, python_of, settings
+from conftest import REFERENCE, python_of, settings, until
 from cpu.cpu_server import metadata
 from servers import (
     BATCH,
     LENGTH,
+    START_SECONDS,
     Server,
     all_right,
     children_of,
     fetch,
     figures,
+    held_port,
     note,
     serve,
     started,
@@ -63,19 +64,18 @@ WITHOUT = "0.16.0"
 
 def stock(vllm: str, model: Path, folder: Path, **env: str) -> Server:
     """vLLM's server, as the stock launcher starts it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    held = held_port()
+    port = held.getsockname()[1]
     beside = [Path(__file__).with_name("cpu"), metadata(folder / "metadata", vllm)]
     command = [
         python_of(*(REFERENCE if vllm == WITHOUT else (vllm, SPECULATORS))), "-m",
         "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port), *OPTIONS.get(vllm, []),
     ]  # fmt: skip
     # connections that idle for as long as these clients keep theirs are closed on both sides at once, and requests lost
-    env = settings(PYTHONPATH=os.pathsep.join(map(str, beside)), VLLM_HTTP_TIMEOUT_KEEP_ALIVE="600", **env)
+    more = {"PYTHONPATH": os.pathsep.join(map(str, beside)), "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}
     ready = "Application startup complete" if vllm in OPTIONS else " on http://"
-    server = Server(command, model, folder, env, ready)
-    server.url = f"http://127.0.0.1:{port}"
+    server = Server(command, model, folder, settings(**more, **env), ready)
+    server.url, server.port = f"http://127.0.0.1:{port}", held
     return server
 
 
@@ -93,11 +93,12 @@ def adapted(vllm: str, models: dict[str, Path], tmp_path_factory: pytest.TempPat
 
 
 def leave_until_it_ends(server: Server) -> None:
-    """Clients go away, after longer and longer: it takes requests that the engine has, and has not begun with."""
-    for seconds in (0.2, 0.5, 1, 2, 4, 8):
-        server.leave(60, seconds)
+    """Clients go away once some have their answers: the others' requests the engine has, and has not begun with."""
+    for answered in (1, 2, 4, 8, 16, 32):
+        with suppress(OSError):  # it has ended
+            server.leave(60, answered)
         with suppress(subprocess.TimeoutExpired):
-            server.process.wait(30)
+            server.process.wait(60)
             return
     pytest.fail(f"the server did not end:\n{server.log[-4000:]}")
 
@@ -105,7 +106,10 @@ def leave_until_it_ends(server: Server) -> None:
 def test_a_control_without_the_library_gets_wrong_what_it_is_known_for(
     vllm: str, models: dict[str, Path], references: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    with started(stock(vllm, models["llama"], tmp_path)) as server:
+    # Where files are written beside the answer, that it comes before them must not rest on who is let run first: copies
+    # to the host take a while. Evidence is of vLLM as it is.
+    slow = {} if "SERVER_EVIDENCE" in os.environ else {"CPU_SERVER_COPY_SECONDS": "0.2"}
+    with started(stock(vllm, models["llama"], tmp_path, **(slow if vllm in ("0.26.0", "0.32.0") else {}))) as server:
         assert "eagle3compat:" not in server.log
         release = "0.7.0" if vllm in ("0.19.1", "0.22.1") else "0.5.0"
         found = figures(fetch(server.url, tmp_path / "fetched", (release,)), references("llama", BATCH), tmp_path, True)
@@ -156,7 +160,7 @@ def test_a_vllm_without_the_method_does_not_start_and_this_librarys_server_takes
     (tmp_path / "control").mkdir()
     control = stock(WITHOUT, models["llama"], tmp_path / "control")
     try:
-        assert control.process.wait(300) != 0
+        assert control.process.wait(START_SECONDS) != 0
         assert "SpeculativeConfig" in control.log
     finally:
         control.end()
@@ -177,12 +181,15 @@ def test_a_prompt_over_the_limit_is_refused_and_the_next_served(adapted: Server)
 
 
 def test_clients_that_go_away_do_no_harm(adapted: Server) -> None:
-    adapted.leave(60, seconds=0.2)
-    time.sleep(2)
+    adapted.leave(60, answered=1)
     status, answer = adapted.completion([9] * 200)
     assert status == 200
     assert is_whole(answer["kv_transfer_params"]["hidden_states_path"])
-    assert [path for path in adapted.files.glob("*.safetensors") if not is_whole(str(path))] == []
+
+    def broken() -> list[Path]:
+        return [path for path in adapted.files.glob("*.safetensors") if not is_whole(str(path))]
+
+    assert until(lambda: not broken()), broken()  # what was begun is written to its end
 
 
 def writer(server: Server) -> int:
@@ -231,4 +238,4 @@ def test_a_worker_that_is_killed_leaves_nothing_that_looks_whole_and_is_not(adap
         thread.join()
     assert answered
     assert [path for path in answered if not is_whole(path)] == []
-    adapted.process.wait(120)
+    adapted.process.wait(300)

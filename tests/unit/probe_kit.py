@@ -48,6 +48,9 @@ VLLM = {
     "    def add_request(self, request): ...\n    def finish_requests(self, request_ids, status): ...\n",
 }
 
+SECONDS = "120"
+"""How long an answer of the server may take, as PIP_DEFAULT_TIMEOUT says it: the machine may stand still."""
+
 
 def vllm(without: Sequence[str] = (), **files: str) -> dict[str, str]:
     """The files of a vLLM, without the paths named; `files` are added, with `__` for a slash, or replace."""
@@ -162,6 +165,7 @@ class Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, files: Mapping[str, bytes], mode: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, str(ROOT / "tools" / "adapter_docs.py"), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_the_page_in_the_repository_is_what_the_adapters_say() -> None:

@@ -34,7 +34,7 @@ def cli(tmp_path: Path) -> Cli:
         environment |= {"PYTHONPATH": os.pathsep.join([str(SRC), str(tmp_path)]), **variables}
         command = [sys.executable, *(("-c", before) if before else ("-m", "eagle3compat")), *arguments]
         return subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
         )
 
     return run

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eagle3compat.contract import (
@@ -714,6 +714,10 @@ def test_a_long_signature_is_shown_in_part() -> None:
     assert of("a, b").shown(2) == "(a, b)"
 
 
+STEADY = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+"""The same examples each time, which may take their time."""
+
+
 @st.composite
 def parameter_lists(draw: st.DrawFn) -> str:
     required, optional = draw(st.integers(0, 2)), draw(st.integers(0, 2))
@@ -732,7 +736,7 @@ def parameter_lists(draw: st.DrawFn) -> str:
     positional=st.integers(0, 5),
     keywords=st.sets(st.sampled_from(["p0", "p1", "q0", "q1", "k0", "k1", "k2", "other"])),
 )
-@settings(max_examples=400, deadline=None)
+@settings(STEADY, max_examples=400)
 def test_bind_agrees_with_python(parameters: str, positional: int, keywords: set[str]) -> None:
     reason = of(parameters).bind(positional, sorted(keywords))
     if reason is None:
@@ -743,7 +747,7 @@ def test_bind_agrees_with_python(parameters: str, positional: int, keywords: set
 
 
 @given(parameters=parameter_lists())
-@settings(max_examples=100, deadline=None)
+@settings(STEADY, max_examples=100)
 def test_a_def_reads_as_it_is_inspected(tmp_path_factory: pytest.TempPathFactory, parameters: str) -> None:
     root = tmp_path_factory.mktemp("lib")
     (root / "__init__.py").write_text(f"def f({parameters}): ...\n")

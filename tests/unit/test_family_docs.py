@@ -19,7 +19,7 @@ from families.table import FAMILIES, LAYERS  # type: ignore[import-not-found]  #
 
 def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tools" / "family_docs.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def record(family: str, outcome: str, **more: Any) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from eagle3compat.imports import StockFinder
 
 PACKAGE = "eagle3compat_sample"
 WATCHED = f"{PACKAGE}.watched"
+SECONDS = 120
+"""For what comes at once, on a machine that may stand still in between."""
 
 
 class Watch:
@@ -230,14 +232,14 @@ def test_threads_that_import_at_once_run_it_once(package: Path, watch: Watch) ->
     barrier, found = threading.Barrier(8), []
 
     def run() -> None:
-        barrier.wait(10)
+        barrier.wait(SECONDS)
         found.append(importlib.import_module(WATCHED))
 
     threads = [threading.Thread(target=run) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(SECONDS)
     assert len(set(map(id, found))) == 1
     assert len(found) == 8
     assert watch.events.count(f"after {WATCHED}") == 1
@@ -251,15 +253,15 @@ def test_another_thread_s_search_is_not_ours(watch: Watch, monkeypatch: pytest.M
         def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
             if fullname == PACKAGE and not inside.is_set():
                 inside.set()
-                assert go.wait(10)
+                assert go.wait(SECONDS)
             return PathFinder.find_spec(fullname, path) if fullname == PACKAGE else None
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:1], Slow(), *sys.meta_path[1:]])
     specs: list[Any] = []
     thread = threading.Thread(target=lambda: specs.append(watch.finder.find_spec(PACKAGE, None)))
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(SECONDS)
     specs.append(watch.finder.find_spec(PACKAGE, None))
     go.set()
-    thread.join(10)
+    thread.join(SECONDS)
     assert [type(spec.loader).__name__ for spec in specs] == ["_Loader", "_Loader"]

@@ -62,6 +62,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         pages[f"/simple/{name}/"] = kit.page(*wheels)
     with kit.serving({**files, **pages}, request.param) as server:
         monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", kit.SECONDS)
         monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
         yield server
     index._files.cache_clear()

@@ -21,7 +21,7 @@ def python(code: str, *folders: Path, **variables: str) -> subprocess.CompletedP
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EAGLE3COMPAT")}
     environment |= {"PYTHONPATH": os.pathsep.join(map(str, [SRC, *folders])), **variables}
     return subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}"], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"import sys\n{code}"], env=environment, capture_output=True, text=True, timeout=300
     )
 
 

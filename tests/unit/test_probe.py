@@ -35,6 +35,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith(("PIP_", "EAGLE3COMPAT")) or "proxy" in name.lower()]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", kit.SECONDS)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     yield
     index._files.cache_clear()
@@ -310,7 +311,7 @@ class TestCommand:
         environment = {**os.environ, "PYTHONPATH": str(SRC)}
         given = ["--speculators", str(stock), "--transformers", str(beside)]
         command = [sys.executable, "-m", "eagle3compat", "probe", *words, *given]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path)
 
     def test_healthy_is_0_and_drifted_is_1(self, tmp_path: Path) -> None:
         result = self.run(tmp_path, str(kit.unpack(tmp_path / "fine", kit.vllm())))

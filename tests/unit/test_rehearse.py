@@ -185,7 +185,7 @@ class TestChild:
     """A child of a rehearsal is stood in for by a script, so that it can end in every way."""
 
     def run(
-        self, monkeypatch: pytest.MonkeyPatch, model: Path, script: str, timeout: float = 60
+        self, monkeypatch: pytest.MonkeyPatch, model: Path, script: str, timeout: float = 600
     ) -> rehearsal.Verdict:
         with self.standing_in(monkeypatch, script):
             options = rehearsal.Options(str(model), [2], device="cpu", timeout=timeout)

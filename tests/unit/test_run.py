@@ -37,7 +37,7 @@ if __name__ == "__main__":
     answers = context.Queue()
     process = context.Process(target=work, args=(Point(1), answers))
     process.start()
-    point, *rest = answers.get(timeout=60)
+    point, *rest = answers.get(timeout=240)
     process.join()
     print(point.x, type(point) is Point, process.exitcode, *rest)
 """
@@ -51,7 +51,7 @@ def python(tmp_path: Path) -> Python:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("EAGLE3COMPAT")}
         environment |= {"PYTHONPATH": str(SRC), **variables}
         return subprocess.run(
-            [sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
         )
 
     return run

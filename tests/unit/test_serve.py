@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +20,9 @@ from eagle3compat.serve.arguments import Asked, chosen_ids
 from eagle3compat.serve.batches import Batches, Job, StoppingError
 from eagle3compat.serve.chat import Tokens, cut, plain
 from eagle3compat.serve.files import Folder, WriteError
+
+SECONDS = 120
+"""For what comes at once, on a machine that may stand still in between."""
 
 
 def asked(ids: tuple[int, ...] | None, last_layer: bool = True) -> Asked:
@@ -145,10 +147,11 @@ class FakeExtractor:
         self.step_tokens, self.dead = 10, ""
         self.calls: list[list[str]] = []
         self.features: dict[str, Any] = {}
-        self.go = threading.Event()
+        self.entered, self.go = threading.Event(), threading.Event()
 
     def extract(self, prompts: dict[str, list[int]], features: dict[str, Any]) -> dict[str, Any]:
-        self.go.wait(10)
+        self.entered.set()
+        assert self.go.wait(SECONDS)
         self.calls.append(list(prompts))
         self.features.update(features)
         if any("bad" in name for name in prompts):
@@ -177,7 +180,7 @@ def batches(
     made = Batches(extractor, Folder(tmp_path, True), 2, lambda: deaths.append("dead"))
     yield made
     extractor.go.set()
-    assert made.close(10)
+    assert made.close(SECONDS)
 
 
 def submitted(batches: Batches, *names: str, tokens: int = 3) -> list[Future[Path]]:
@@ -189,43 +192,40 @@ def submitted(batches: Batches, *names: str, tokens: int = 3) -> list[Future[Pat
 
 def test_what_waits_is_computed_together_up_to_a_step(batches: Batches, extractor: FakeExtractor) -> None:
     first = submitted(batches, "0")
-    while not batches._waiting.empty():
-        time.sleep(0.01)
+    assert extractor.entered.wait(SECONDS)  # what comes from now on is not in its batch
     rest = submitted(batches, *"12345")
     extractor.go.set()
-    assert [path.result(10).stem for path in [*first, *rest]] == list("012345")
+    assert [path.result(SECONDS).stem for path in [*first, *rest]] == list("012345")
     assert extractor.calls == [["0"], ["1", "2", "3"], ["4", "5"]]
 
 
 def test_a_prompt_over_a_step_is_computed(batches: Batches, extractor: FakeExtractor) -> None:
     extractor.go.set()
     (path,) = submitted(batches, "long", tokens=50)
-    assert path.result(10).exists()
+    assert path.result(SECONDS).exists()
 
 
 def test_of_a_batch_only_the_one_at_fault_fails(batches: Batches, extractor: FakeExtractor, tmp_path: Path) -> None:
     first = submitted(batches, "0")
-    while not batches._waiting.empty():
-        time.sleep(0.01)
+    assert extractor.entered.wait(SECONDS)  # what comes from now on is not in its batch
     a, bad, none = submitted(batches, "a", "bad", "none")
     extractor.go.set()
-    assert a.result(10).exists()
-    assert first[0].result(10).exists()
+    assert a.result(SECONDS).exists()
+    assert first[0].result(SECONDS).exists()
     with pytest.raises(WorkerError):
-        bad.result(10)
+        bad.result(SECONDS)
     with pytest.raises(InputError):
-        none.result(10)
+        none.result(SECONDS)
     assert found(tmp_path) == ["0.safetensors", "0.safetensors.lock", "a.safetensors", "a.safetensors.lock"]
 
 
 def test_a_request_that_is_cancelled_while_it_waits_is_not_computed(batches: Batches, extractor: FakeExtractor) -> None:
     submitted(batches, "0")
-    while not batches._waiting.empty():
-        time.sleep(0.01)
+    assert extractor.entered.wait(SECONDS)  # what comes from now on is not in its batch
     gone, stays = submitted(batches, "gone", "stays")
     assert gone.cancel()
     extractor.go.set()
-    assert stays.result(10).exists()
+    assert stays.result(SECONDS).exists()
     assert extractor.calls == [["0"], ["stays"]]
 
 
@@ -233,16 +233,15 @@ def test_a_dead_engine_is_told_and_what_waits_is_answered(
     batches: Batches, extractor: FakeExtractor, deaths: list[str]
 ) -> None:
     (fatal,) = submitted(batches, "fatal")
-    while not batches._waiting.empty():
-        time.sleep(0.01)
+    assert extractor.entered.wait(SECONDS)  # what comes from now on is not in its batch
     waiting, held = submitted(batches, "waiting", "held", tokens=8)
     extractor.go.set()
     with pytest.raises(WorkerError):
-        fatal.result(10)
+        fatal.result(SECONDS)
     with pytest.raises(StoppingError):
-        waiting.result(10)
+        waiting.result(SECONDS)
     with pytest.raises(StoppingError):
-        held.result(10)
+        held.result(SECONDS)
     assert deaths == ["dead"]
     with pytest.raises(StoppingError):
         submitted(batches, "late")
@@ -266,7 +265,7 @@ def test_images_go_with_their_requests(batches: Batches, extractor: FakeExtracto
     for job in jobs:
         batches.submit(job)
     extractor.go.set()
-    assert [job.path.result(10).stem for job in jobs] == ["text", "image"]
+    assert [job.path.result(SECONDS).stem for job in jobs] == ["text", "image"]
     assert extractor.features == {"image": ["an image"]}
 
 

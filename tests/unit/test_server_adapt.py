@@ -375,7 +375,7 @@ def test_a_writer_that_fails_is_an_error_and_leaves_no_file(tmp_path: Path) -> N
 
 
 def test_a_file_without_a_lock_is_not_waited_for(tmp_path: Path) -> None:
-    asyncio.run(asyncio.wait_for(answers.settled(str(tmp_path / "absent")), 5))
+    asyncio.run(asyncio.wait_for(answers.settled(str(tmp_path / "absent")), 60))
 
 
 @pytest.mark.parametrize("missing", [0, 3])

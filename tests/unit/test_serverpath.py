@@ -288,24 +288,49 @@ HANGS = "sleep 600 & echo $! > {pid}; wait"
 def test_a_python_that_hangs_is_given_up_with_all_that_it_started(
     tmp_path: Path, wrapper: Wrapper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere, "SECONDS", 5.0)  # in which a busy machine starts a shell
     monkeypatch.setattr(elsewhere, "END_SECONDS", 0.1)
-    python = wrapper(HANGS.replace("{pid}", str(tmp_path / "pid")))
+    pid = tmp_path / "pid"
+    python = wrapper(HANGS.replace("{pid}", str(pid)))
 
-    def assert_ended() -> None:
-        """Within a while: a process that was killed still has to be let run, to die."""
-        state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
+    def locating() -> None:
+        with pytest.raises(InputError, match=f"{python} did not answer within"):
+            locate(python)
+
+    def trying() -> None:
+        (problem,) = path_problems(str(tmp_path), python)
+        assert f"{python} did not answer within" in problem
+
+    for gives_up in (locating, trying):
+        pid.write_text("")
+        for seconds in (1.0, 5.0, 25.0, 125.0):  # until it is given up after its shell has started what hangs
+            monkeypatch.setattr(elsewhere, "SECONDS", seconds)
+            gives_up()
+            if pid.read_text():
+                break
+        ended = int(pid.read_text())
         deadline = time.monotonic() + 60
-        while state.exists() and (now := state.read_text().rpartition(")")[2].split()[0]) not in "ZX":
-            assert time.monotonic() < deadline, now
+        while (state := state_of(ended)) not in "ZX":  # one that was killed still has to be let run, to die
+            assert time.monotonic() < deadline, state
             time.sleep(0.01)
 
-    with pytest.raises(InputError, match=f"{python} did not answer within"):
-        locate(python)
-    assert_ended()
-    (problem,) = path_problems(str(tmp_path), python)
-    assert f"{python} did not answer within" in problem
-    assert_ended()
+
+def state_of(pid: int) -> str:
+    """The letter of /proc for what a process is doing, X where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or after
+        return "X"
+
+
+def test_the_file_of_a_python_that_is_ended_before_it_removes_it_goes_as_well(
+    tmp_path: Path, wrapper: Wrapper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "END_SECONDS", 0.1)
+    (tmp_path / "shared").mkdir()
+    stays = "s/sys.stdin.read()/import time; time.sleep(600)/"
+    python = wrapper(f"exec {{python}} -c \"$(echo \"$2\" | sed '{stays}')\" \"$3\"")
+    assert list(path_problems(str(tmp_path / "shared"), python)) == []
+    assert list((tmp_path / "shared").iterdir()) == []
 
 
 def test_the_doctor_refuses_takes_another_environment_and_says_settings(tmp_path: Path, wrapper: Wrapper) -> None:

@@ -8,6 +8,7 @@ computed, so that chunks, preemption and any number of sequences are vLLM's own 
 from __future__ import annotations
 
 import logging
+import multiprocessing.connection
 import multiprocessing.process
 import os
 import time
@@ -29,6 +30,7 @@ log = logging.getLogger("eagle3compat")
 
 PROGRESS_SECONDS = 10.0
 SHUTDOWN_SECONDS = 10.0
+ENDING_SECONDS = 10.0
 IDLE_STEPS = 1000
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
@@ -207,7 +209,7 @@ class Engine:
         return [
             f"worker process {process.name} (rank {rank}, pid {process.pid}) ended with exit code {process.exitcode}"
             for rank, process in self._processes
-            if not process.is_alive()
+            if has_ended(process)
         ]
 
     def _in_step(self) -> bool:
@@ -257,6 +259,20 @@ class Engine:
 def processes_of(executor: Any) -> list[tuple[int, Any]]:
     """The worker processes of a MultiprocExecutor, each with its rank."""
     return [(handle.rank, handle.proc) for handle in getattr(executor, "workers", None) or []]
+
+
+def has_ended(process: Any) -> bool:
+    """Whether it has ended, so that its exit code is known.
+
+    One that ends closes its files first, by which vLLM notices, and may have to wait for a processor before it is gone:
+    that is waited for.
+    """
+    deadline = time.monotonic() + ENDING_SECONDS
+    while process.is_alive():
+        if not multiprocessing.connection.wait([process.sentinel], 0) or time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def spawn_where_fork_fails() -> None:

@@ -98,6 +98,7 @@ def path_problems(folder: str, python: str | None = None) -> Iterator[str]:
     assert holder.stdin is not None
     assert holder.stdout is not None
     assert holder.stderr is not None
+    held: bool | None = False
     try:
         held = _held(holder.stdout.fileno())
         if held is None:
@@ -121,6 +122,9 @@ def path_problems(folder: str, python: str | None = None) -> Iterator[str]:
         with suppress(subprocess.TimeoutExpired):  # it is to remove its file, and is ended where it does not
             holder.wait(END_SECONDS)
         end(holder)
+        if held:
+            with suppress(OSError):  # it is gone, as it should, or another user's, or in another folder
+                marker.unlink()
         holder.stdout.close()
         holder.stderr.close()
 

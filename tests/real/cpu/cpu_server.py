@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
+import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +35,10 @@ def metadata(folder: Path, version: str) -> Path:
 
 
 class Done:
-    """An event or a stream on a processor: whatever was asked of it has happened."""
+    """An event or a stream on a processor: whatever was asked of it has happened.
+
+    Who waits for it waits for $CPU_SERVER_COPY_SECONDS, if that is set: copies of a GPU take their time.
+    """
 
     def __init__(self, *_arguments: Any, **_options: Any) -> None: ...
 
@@ -42,7 +47,10 @@ class Done:
 
     def _nothing(self, *_arguments: Any, **_options: Any) -> None: ...
 
-    record = synchronize = wait = wait_event = wait_stream = _nothing
+    def synchronize(self) -> None:
+        time.sleep(float(os.environ.get("CPU_SERVER_COPY_SECONDS", "0")))
+
+    record = wait = wait_event = wait_stream = _nothing
 
 
 class Cuda(ModuleType):
