@@ -359,7 +359,7 @@ HYBRIDS = [
         "qwen3_5", "Qwen3.5", "qwen3_5", "Qwen3_5ForConditionalGeneration",
         {**VISION_IDS, "vision_config": {**QWEN_VISION, "out_hidden_size": HIDDEN, "num_position_embeddings": 64},
          "tie_word_embeddings": False},
-        text={**GATED_DELTA, "head_dim": 128, "rope_parameters": {
+        text={**GATED_DELTA, "head_dim": 128, "mamba_ssm_dtype": "float32", "rope_parameters": {
             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [6, 5, 5],
             "mrope_interleaved": True}}, files=qwen_files("Qwen3VLProcessor", 16, "Qwen3VLVideoProcessor"),
         without=NO_VISION, engine=OWN_DELTA, no_float32=NO_DELTA_32,

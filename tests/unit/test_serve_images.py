@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from eagle3compat.capture.attention import one_way_backends
 from eagle3compat.errors import InputError
 from eagle3compat.serve.chat import Prompt, Tokens, asks_for_images, has_image
-from eagle3compat.serve.extractor import refuse_one_way
 from eagle3compat.serve.images import Images
+from eagle3compat.serve.together import fault_of_images
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 WORDS = {"type": "text", "text": "a"}
@@ -270,8 +271,27 @@ def test_backends_that_compute_images_otherwise_than_the_model(
     assert one_way_backends(runner) == found
 
 
-def test_their_images_are_refused() -> None:
-    config = SimpleNamespace(model="m", hf_config=SimpleNamespace(model_type="gemma3"))
-    refuse_one_way(config, [])
-    with pytest.raises(InputError, match=r"in m \(gemma3\), and vLLM's attention backend here \(CPU_ATTN\) has each"):
-        refuse_one_way(config, ["CPU_ATTN"])
+def config_of(together: bool, **scheduler: Any) -> Any:
+    model = SimpleNamespace(model="m", hf_config=SimpleNamespace(model_type="gemma3"), is_mm_prefix_lm=together)
+    return SimpleNamespace(model_config=model, scheduler_config=SimpleNamespace(**scheduler))
+
+
+@pytest.mark.parametrize(
+    ("one_way", "scheduler", "says"),
+    [
+        (["CPU_ATTN"], {}, r"in m \(gemma3\), and vLLM's attention backend here \(CPU_ATTN\) has each.*a GPU"),
+        ([], {"disable_chunked_mm_input": False}, "and a step may hold a part.*with --disable-chunked-mm-input"),
+        ([], {}, "and a step may hold a part"),
+        ([], {"disable_chunked_mm_input": True, "long_prefill_token_threshold": 20}, "steps of 20.*Leave that option"),
+    ],
+)
+def test_images_that_would_be_computed_otherwise_than_the_model(
+    one_way: list[str], scheduler: dict[str, Any], says: str
+) -> None:
+    assert re.search(says, fault_of_images(config_of(True, **scheduler), one_way))
+    assert fault_of_images(config_of(False, **scheduler), []) == ""
+
+
+def test_images_whole_in_a_step_are_as_the_model_has_them() -> None:
+    config = config_of(True, disable_chunked_mm_input=True, long_prefill_token_threshold=0)
+    assert fault_of_images(config, []) == ""

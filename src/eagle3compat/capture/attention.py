@@ -1,4 +1,4 @@
-"""Whether the tokens of an image attend to each other, in models that have it so (Gemma 3, PaliGemma, Molmo 2)."""
+"""Whether a worker's attention has the tokens of an image attend to each other, where the model does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def one_way_backends(runner: Any) -> list[str]:
     """Names of attention backends in which an image's tokens see those before them alone, though the model's see all.
 
     Empty where all is as the model has it. On a GPU vLLM takes no such backend for such a model; on a CPU it takes the
-    one that there is, says nothing, and computes other states (`vllm/platforms/cpu.py`, 0.16 to 0.32).
+    one that there is (`vllm/platforms/cpu.py`, 0.16 to 0.32).
     """
     if not getattr(runner.model_config, "is_mm_prefix_lm", False):
         return []

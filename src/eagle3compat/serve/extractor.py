@@ -13,19 +13,10 @@ from ..engine.landed import Landed
 from ..engine.media import IN_SERVER, check_media
 from ..engine.transport import Transport, chosen
 from ..errors import InputError, ResultError
+from .together import fault_of_images
 
 KV_SHARE = 0.5
 """Share of the memory that may be used, once the weights are loaded, for the KV cache: the rest is for activations."""
-
-
-def refuse_one_way(model_config: Any, backends: Sequence[str]) -> None:
-    """Raise InputError, for a prompt with an image, if `backends` compute its tokens otherwise than the model."""
-    if backends:
-        raise InputError(
-            f"an image's tokens attend to each other in {model_config.model} ({model_config.hf_config.model_type}), "
-            f"and vLLM's attention backend here ({', '.join(backends)}) has each attend to those before it alone, so "
-            "the states would not be the model's. Leave images out (text is served), or serve it on a GPU."
-        )
 
 
 class Extractor:
@@ -43,7 +34,8 @@ class Extractor:
         try:
             self.engine.call("_setup_hidden_states_capture", [layer - 1 for layer in layer_ids])
             self.transport = Transport(self.engine, choice)
-            self._one_way = sorted({name for names in self.engine.call("eagle3compat_one_way") for name in names})
+            one_way = {name for names in self.engine.call("eagle3compat_one_way") for name in names}
+            self._no_images = fault_of_images(vllm_config, sorted(one_way))
         except BaseException:
             self.engine.shutdown()
             raise
@@ -66,8 +58,8 @@ class Extractor:
         (tokens,) = token_lists([prompt])
         check_prompts([tokens], self.model_config.get_vocab_size())
         check_media([tokens], self.model_config, images, IN_SERVER)
-        if images:
-            refuse_one_way(self.model_config, self._one_way)
+        if images and self._no_images:
+            raise InputError(self._no_images)
         if len(tokens) > limit:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens, and the longest that fits has {limit} (max_model_len is "
