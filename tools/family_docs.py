@@ -79,7 +79,8 @@ more than 0.2:
   (`tests/real/test_images.py`), and by hand 0.32.0, 3e-6, where it needs no torchvision.
 - Llama 4 and InternVL 3: 0.26.0, 3e-6, by hand; Llama 4 beside vLLM's own forward, tapped, as well: 9e-7.
 - Mistral Small 3.1: 0.16.0, 5e-6, by hand; LLaVA: 0.16.0, 2e-6, beside the transformers of that environment, 4.57, and
-  7e-7 beside vLLM's own forward. vLLM 0.26.0 does not import their classes beside transformers 5.24.
+  7e-7 beside vLLM's own forward. vLLM 0.26.0 does not import its classes for them beside transformers 5.24; through
+  its Transformers backend (`--model-impl transformers`) Mistral Small 3.1 runs there: 5e-6, by hand.
 - Qwen3.5: 0.26.0, 0.03, by hand, in bf16, as vLLM's kernels have it.
 - Gemma 3: 0.26.0, refused, see below.
 
@@ -89,11 +90,11 @@ image, gave the same token ids, and states at most 2e-6 from these at every laye
 GPU, nor with vLLM's V2 model runner, which no CPU build runs.
 
 In Gemma 3, PaliGemma, Molmo 2 and some more (`is_mm_prefix_lm` in vLLM; of Gemma 4 those with
-`use_bidirectional_attention` for vision) the tokens of an image attend to each other. vLLM's one attention backend for CPUs
-does not have that, and vLLM takes it without a word: its own states (0.26.0) are those of transformers with attention
-backwards alone (1.5e-6), and 0.6 to 1.0 of the largest value from those of the model. So `eagle3compat serve` asks its
-workers for their backends, and answers 400 to a conversation with an image where one cannot do it, or where a step may
-hold a part of an image; text is served. On a GPU vLLM takes a backend that can, which was read only.
+`use_bidirectional_attention` for vision) the tokens of an image attend to each other. vLLM's one attention backend for
+CPUs does not have that, and vLLM takes it without a word: its own states (0.26.0) are those of transformers with
+attention backwards alone (1.5e-6), and 0.6 to 1.0 of the largest value from those of the model. So `eagle3compat serve`
+asks its workers for their backends, and answers 400 to a conversation with an image where one cannot do it, or where a
+step may hold a part of an image; text is served. On a GPU vLLM takes a backend that can, which was read only.
 
 ## Several residual streams
 
