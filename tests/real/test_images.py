@@ -264,8 +264,8 @@ def test_where_positions_are_places_in_the_prompt_as_well(models: Path, referenc
 
 def test_images_that_vllm_computes_otherwise_than_the_model_are_refused(models: Path, tmp_path: Path) -> None:
     """Gemma 3's image tokens attend to each other, and in vLLM's attention for CPUs to those before them alone."""
-    path = {"PYTHONPATH": str(vision.ensure(*MAKER))}
-    with started(serve(python_of(*MAKER), models / "gemma3", tmp_path, *CHUNKS, **path)) as server:
+    path, options = {"PYTHONPATH": str(vision.ensure(*MAKER))}, [*CHUNKS, "--skip-mm-profiling"]
+    with started(serve(python_of(*MAKER), models / "gemma3", tmp_path, *options, **path)) as server:
         said = refused(server, [image((2, 2, 1), side_of("gemma3")), text("So many?")])
         assert "(gemma3), and vLLM's attention backend here (CPU_ATTN) has each attend to those before it alone" in said
         assert server.found() == set()
