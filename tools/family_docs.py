@@ -82,7 +82,9 @@ more than 0.2:
   7e-7 beside vLLM's own forward. vLLM 0.26.0 does not import its classes for them beside transformers 5.24; through
   its Transformers backend (`--model-impl transformers`) Mistral Small 3.1 runs there: 5e-6, by hand.
 - Qwen3.5: 0.26.0, 0.03, by hand, in bf16, as vLLM's kernels have it.
-- Gemma 3: 0.26.0, refused, see below.
+- Gemma 4 with images as its text is read, one token after another: 0.26.0, by hand, equal to vLLM's own forward, which
+  itself lies 7e-4 from transformers with an image and 1e-5 without.
+- Gemma 3, and Gemma 4 with `use_bidirectional_attention` for vision: 0.26.0, refused, see below.
 
 By hand, Qwen3-VL was run on two tensor-parallel ranks with an image in the first batch, Kimi-K2.5 with
 `--disable-chunked-mm-input`, and vLLM 0.26.0's own `extract_hidden_states`, asked about the same conversation with an

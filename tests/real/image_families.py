@@ -1,4 +1,7 @@
-"""Families whose conversations hold images, as data: what image_models.py makes, and how an image is asked for."""
+"""Families whose conversations hold images, as data: what image_models.py makes, and how an image is asked for.
+
+Those that no test takes were run by hand, as docs/families.md says.
+"""
 
 from __future__ import annotations
 
