@@ -67,12 +67,36 @@ So each layer is read from the arguments of the next one in whose place its retu
 (`capture/passing.py`): the first batch shows which these are, and proves them against that layer's norm. A later
 batch is read from the same arguments, whether the first had an image or not. Where a layer's return value cannot be
 followed so, text is captured as ever, and an image is refused with `UnprovenCaptureError`. After the last layer
-nothing may be added that was not there in the first batch. Tiny models of Qwen2.5-VL and Qwen3-VL with random pixels
-lie at most 3e-6 from transformers in float32, on vLLM 0.26.0 and, Qwen3-VL, 0.16.0, in steps that split the images;
-another image in the same prompt is off by more than 0.2 (`tests/real/test_images.py`). By hand, Qwen3-VL was run so
-on 0.19.1 and 0.22.1, and on two tensor-parallel ranks with an image in the first batch; and vLLM 0.26.0's own
-`extract_hidden_states`, asked about the same conversation with an image, gave the same token ids, and states at most
-2e-6 from these at every layer. No image was run on a GPU, nor with vLLM's V2 model runner, which no CPU build runs.
+nothing may be added that was not there in the first batch.
+
+Run so with images of random pixels were tiny models of these families, against transformers in float32, in steps that
+split the images, beside a neighbouring layer, a row too late and another image in the same prompt, which are off by
+more than 0.2:
+
+- Qwen2.5-VL and Qwen3-VL, whose images have rotary positions of their own: vLLM 0.26.0 and, Qwen3-VL, 0.16.0, at most
+  3e-6 off (`tests/real/test_images.py`), and by hand Qwen3-VL on 0.19.1 and 0.22.1.
+- Kimi-K2.5, whose rotary positions are places in the prompt, as in all that follow but Qwen3.5: 0.26.0, 3e-6
+  (`tests/real/test_images.py`), and by hand 0.32.0, 3e-6, where it needs no torchvision.
+- Llama 4 and InternVL 3: 0.26.0, 3e-6, by hand; Llama 4 beside vLLM's own forward, tapped, as well: 9e-7.
+- Mistral Small 3.1: 0.16.0, 5e-6, by hand; LLaVA: 0.16.0, 2e-6, beside the transformers of that environment, 4.57, and
+  7e-7 beside vLLM's own forward. vLLM 0.26.0 does not import its classes for them beside transformers 5.24; through
+  its Transformers backend (`--model-impl transformers`) Mistral Small 3.1 runs there: 5e-6, by hand.
+- Qwen3.5: 0.26.0, 0.03, by hand, in bf16, as vLLM's kernels have it.
+- Gemma 4 with images as its text is read, one token after another: 0.26.0, by hand, equal to vLLM's own forward, which
+  itself lies 7e-4 from transformers with an image and 1e-5 without.
+- Gemma 3, and Gemma 4 with `use_bidirectional_attention` for vision: 0.26.0, refused, see below.
+
+By hand, Qwen3-VL was run on two tensor-parallel ranks with an image in the first batch, Kimi-K2.5 with
+`--disable-chunked-mm-input`, and vLLM 0.26.0's own `extract_hidden_states`, asked about the same conversation with an
+image, gave the same token ids, and states at most 2e-6 from these at every layer of Qwen3-VL. No image was run on a
+GPU, nor with vLLM's V2 model runner, which no CPU build runs.
+
+In Gemma 3, PaliGemma, Molmo 2 and some more (`is_mm_prefix_lm` in vLLM; of Gemma 4 those with
+`use_bidirectional_attention` for vision) the tokens of an image attend to each other. vLLM's one attention backend for
+CPUs does not have that, and vLLM takes it without a word: its own states (0.26.0) are those of transformers with
+attention backwards alone (1.5e-6), and 0.6 to 1.0 of the largest value from those of the model. So `eagle3compat serve`
+asks its workers for their backends, and answers 400 to a conversation with an image where one cannot do it, or where a
+step may hold a part of an image; text is served. On a GPU vLLM takes a backend that can, which was read only.
 
 ## Several residual streams
 

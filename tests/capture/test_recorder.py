@@ -28,7 +28,7 @@ from toys import (
 
 from eagle3compat.capture.recorder import Recorder
 from eagle3compat.capture.segment import Layout, Segment, Sheet
-from eagle3compat.errors import ResultError
+from eagle3compat.errors import ResultError, UnprovenCaptureError
 
 
 def assert_right(runner: Runner, recorder: Recorder, asked: Sequence[int] = ASKED) -> None:
@@ -54,6 +54,21 @@ def test_streams_are_right(kind: Any, reading: str, generation: type[Runner]) ->
     runner, recorder = recording(model_of(kind), generation)
     runner.execute_model(step(whole()))
     assert recorder.how == reading
+    assert_right(runner, recorder)
+
+
+@pytest.mark.parametrize("name", ["last_hidden_state", "other"])
+def test_a_model_that_returns_a_mapping_as_those_of_transformers(name: str) -> None:
+    """Where vLLM wraps a whole multimodal model of transformers, the base within returns what it does there."""
+    model = model_of(Single)
+    finish = model.model.finish
+    setattr(model.model, "finish", lambda hidden, residual: {name: finish(hidden, residual)})  # noqa: B010
+    runner, recorder = recording(model)
+    if name == "other":
+        with pytest.raises(UnprovenCaptureError, match="its forward returns dict"):
+            runner.execute_model(step(whole()))
+        return
+    runner.execute_model(step(whole()))
     assert_right(runner, recorder)
 
 

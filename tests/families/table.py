@@ -124,6 +124,9 @@ GATED_DELTA: Config = {
 }
 NO_DELTA_32 = dict.fromkeys(("cpu", "cuda"), "vLLM's own kernels for gated delta nets are for bf16")
 NO_LATENT_32 = {"cuda": "vLLM has no attention backend for latent attention in float32"}
+STATE_32: Config = {"mamba_ssm_dtype": "float32"}
+"""As the hub's Qwen3.5 has it. Without, vLLM keeps the state in bf16, and by itself fails on a CPU: its kernel there
+says "Input tensor dtype mismatch" (0.26.0; `--mamba-ssm-cache-dtype float32` helps as well)."""
 OWN_DELTA: Config = {"additional_config.gdn_prefill_backend": "triton"}
 """vLLM's own kernel for gated delta nets. On Hopper its default is FlashInfer's, which is compiled at first use."""
 MAMBA: Config = {
@@ -359,7 +362,7 @@ HYBRIDS = [
         "qwen3_5", "Qwen3.5", "qwen3_5", "Qwen3_5ForConditionalGeneration",
         {**VISION_IDS, "vision_config": {**QWEN_VISION, "out_hidden_size": HIDDEN, "num_position_embeddings": 64},
          "tie_word_embeddings": False},
-        text={**GATED_DELTA, "head_dim": 128, "rope_parameters": {
+        text={**GATED_DELTA, **STATE_32, "head_dim": 128, "rope_parameters": {
             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [6, 5, 5],
             "mrope_interleaved": True}}, files=qwen_files("Qwen3VLProcessor", 16, "Qwen3VLVideoProcessor"),
         without=NO_VISION, engine=OWN_DELTA, no_float32=NO_DELTA_32,

@@ -11,14 +11,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from image_families import PICTURED
+
 from families.build import build
-from families.table import FAMILIES
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}"
-    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% endif %}"
+    "{{ 'IMAGE' }}{% endif %}"
     "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
@@ -28,14 +29,29 @@ def change(path: Path, **fields: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}, indent=2))
 
 
-def make(family: str, folder: Path) -> None:
-    build(FAMILIES[family], folder)
-    change(folder / "tokenizer_config.json", chat_template=TEMPLATE, tokenizer_class="Qwen2Tokenizer")
+def make(name: str, folder: Path) -> None:
+    pictured = PICTURED[name]
+    build(pictured.family, folder)
+    tokens(folder, pictured.tokens)
+    template = TEMPLATE.replace("IMAGE", pictured.placeholder)
+    names = {"extra_special_tokens": pictured.names} if pictured.names else {}
+    change(folder / "tokenizer_config.json", chat_template=template, tokenizer_class="Qwen2Tokenizer", **names)
     text = json.loads((folder / "config.json").read_text())["text_config"]
-    rope = text["rope_parameters"]
-    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-    text.update(rope_theta=rope["rope_theta"], rope_scaling={**scaling, "type": rope["rope_type"]})
-    change(folder / "config.json", text_config=text, torch_dtype="bfloat16")
+    rope = text.get("rope_parameters", {})
+    if "rope_theta" in rope:
+        scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+        text.update(rope_theta=rope["rope_theta"], rope_scaling={**scaling, "type": rope["rope_type"]})
+    change(folder / "config.json", text_config=text, torch_dtype="bfloat16", **pictured.config)
+
+
+def tokens(folder: Path, more: tuple[str, ...]) -> None:
+    """Add these special tokens to the tokenizer."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(list(more))
+    tokenizer.save(str(path))
 
 
 if __name__ == "__main__":

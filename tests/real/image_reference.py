@@ -30,26 +30,30 @@ def norm_after(model: Any, layers: torch.nn.ModuleList) -> torch.nn.Module:
     return norm
 
 
-def inputs_of(prompt: dict[str, Any], model: Any, processor: Any) -> dict[str, torch.Tensor]:
+def inputs_of(prompt: dict[str, Any], model: Any, processor: Any) -> dict[str, Any]:
     from PIL import Image
 
     ids = torch.tensor([prompt["token_ids"]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    takes = inspect.signature(model.forward).parameters
     if prompt["images"]:
         made = processor(images=[Image.open(path) for path in prompt["images"]], return_tensors="pt")
-        inputs.update(pixel_values=made["pixel_values"], image_grid_thw=made["image_grid_thw"])
-    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
-        inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).long()
+        for name in made.keys() & takes.keys():  # Llama 4's pixels are in bf16
+            inputs[name] = made[name].float() if made[name].is_floating_point() else made[name]
+    for name in {"mm_token_type_ids", "token_type_ids"} & takes.keys():
+        inputs[name] = (ids == model.config.image_token_id).long()
     return inputs
 
 
 def main() -> None:
     from transformers import AutoImageProcessor, AutoModelForImageTextToText
+    from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
+    MoeCausalLMOutputWithPast.image_outputs = None  # which Llama 4 of transformers 5.24 asks for and has not
     folder, prompts, out = sys.argv[1], json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype="float32").eval()
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype="float32").float().eval()
     processor = AutoImageProcessor.from_pretrained(folder)
-    layers = decoder_layers(model.model.language_model)
+    layers = decoder_layers(getattr(model, "model", model).language_model)
     entering: list[torch.Tensor] = []
     leaving: list[torch.Tensor] = []
 

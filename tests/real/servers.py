@@ -56,7 +56,8 @@ class Server:
         self.files.mkdir(parents=True, exist_ok=True)
         options = [
             "--speculative_config", json.dumps(SPECULATIVE), "--kv_transfer_config", json.dumps(connector(self.files)),
-            "--host", "127.0.0.1", "--max-model-len", str(LENGTH), "--dtype", "float32",
+            "--host", "127.0.0.1", "--max-model-len", str(LENGTH),
+            *([] if "--dtype" in command else ["--dtype", "float32"]),
         ]  # fmt: skip
         with self.log_file.open("w") as file:
             # in a session of its own, so that all of its processes can be ended

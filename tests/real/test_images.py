@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from conftest import execute, once, python_of, settings
+from image_families import PICTURED
 from servers import LAYER_IDS, Server, serve, started
 
 import clients
@@ -29,8 +30,7 @@ pytestmark = [pytest.mark.real, pytest.mark.xdist_group("images")]
 
 MAKER = ("0.26.0", "0.4.0.1")
 """Whose transformers makes the models and the references."""
-FAMILIES = {"qwen2_5_vl": 28, "qwen3_vl": 32}
-"""With the pixels of a side that an image's token stands for: pictures of whole tokens are not resized."""
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "kimi_k25", "gemma3")
 CASES = [("qwen2_5_vl", *MAKER), ("qwen3_vl", *MAKER), ("qwen3_vl", "0.16.0", "0.3.0")]
 CHUNKS = ["--max-num-batched-tokens", "128", "--long-prefill-token-threshold", "20", "--max-num-seqs", "4"]
 """At most 20 tokens of a prompt in a step of several: images have more."""
@@ -55,7 +55,7 @@ ALIKE = (1, 2)
 
 
 def png(picture: Picture, side: int) -> bytes:
-    """A picture of random pixels, `side` of them for a token."""
+    """A picture of random pixels, `side` of them for a token: pictures of whole tokens are not resized."""
     width, height, seed = picture[0] * side, picture[1] * side, picture[2]
     source = random.Random(seed)
     lines = b"".join(b"\0" + source.randbytes(3 * width) for _ in range(height))
@@ -105,14 +105,17 @@ def server(case: tuple[str, str, str], models: Path, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module")
 def fetched(case: tuple[str, str, str], server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return fetch(server, case[0], tmp_path_factory.mktemp("fetched"), RELEASES)
+
+
+def fetch(server: Server, family: str, folder: Path, releases: tuple[str, ...]) -> dict[str, Any]:
     """What stock clients fetched: the folder of each, and the token ids of the conversations."""
-    folder, script = tmp_path_factory.mktemp("fetched"), str(Path(__file__).with_name("image_client.py"))
-    sites, side = clients.ensure(RELEASES), FAMILIES[case[0]]
+    script, sites, side = str(Path(__file__).with_name("image_client.py")), clients.ensure(RELEASES), side_of(family)
     job: dict[str, Any] = {
         "url": server.url, "concurrency": 6, "conversations": [conversation(parts, side) for parts in ASKED],
     }  # fmt: skip
     folders = []
-    for release in RELEASES:  # the first renders, and says what the other is to expect
+    for release in releases:  # the first renders, and says what the other is to expect
         (folder / "job.json").write_text(json.dumps(job))
         folders.append(str(folder / release))
         command = [str(sites / "bin/python"), script, str(sites / release), str(folder / "job.json"), folders[-1]]
@@ -121,11 +124,15 @@ def fetched(case: tuple[str, str, str], server: Server, tmp_path_factory: pytest
     return {"folders": folders, "token_ids": job["rendered"]}
 
 
+def side_of(family: str) -> int:
+    return PICTURED[family].side
+
+
 @pytest.fixture
 def references(models: Path, shared: Path) -> Callable[[str, list[list[int]]], Path]:
     def of(family: str, token_ids: list[list[int]]) -> Path:
         def make(target: Path) -> None:
-            prompts, side = [], FAMILIES[family]
+            prompts, side = [], side_of(family)
             for ids, parts in zip(token_ids, ASKED, strict=True):
                 pictures = [part for part in parts if isinstance(part, tuple)]
                 paths = [shared / f"{family}-{picture[2]}.png" for picture in pictures]
@@ -143,21 +150,27 @@ def references(models: Path, shared: Path) -> Callable[[str, list[list[int]]], P
     return of
 
 
+def compared(family: str, fetched: dict[str, Any], references: Any, folder: Path) -> dict[str, Any]:
+    """How far what was fetched is from transformers, once that is known to be little, and the controls much."""
+    plan = {**fetched, "reference": str(references(family, fetched["token_ids"])), "layer_ids": LAYER_IDS}
+    (folder / "plan.json").write_text(json.dumps({**plan, "alike": ALIKE, "out": str(folder / "out.json")}))
+    script = str(Path(__file__).with_name("image_compare.py"))
+    execute([python_of(*MAKER), script, str(folder / "plan.json")], folder / "log", settings(OMP_NUM_THREADS="1"))
+    figures: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    assert len(figures["files"]) == len(fetched["folders"])
+    for name, found in figures["files"].items():
+        assert found["tensors"] == len(ASKED) * len(LAYER_IDS), name
+        assert found["max"] < 1e-5, (name, found)
+        controls = found["wrong_layer"] + found["shifted_row"] + found["other_image"]
+        assert min(controls) > 0.2, (name, found)
+    return figures
+
+
 def test_every_tensor_is_what_enters_the_next_layer(
     case: tuple[str, str, str], fetched: dict[str, Any], references: Any, tmp_path: Path
 ) -> None:
-    reference = references(case[0], fetched["token_ids"])
-    plan = {**fetched, "reference": str(reference), "layer_ids": LAYER_IDS, "alike": ALIKE}
-    (tmp_path / "plan.json").write_text(json.dumps({**plan, "out": str(tmp_path / "out.json")}))
-    script = str(Path(__file__).with_name("image_compare.py"))
-    execute([python_of(*MAKER), script, str(tmp_path / "plan.json")], tmp_path / "log", settings(OMP_NUM_THREADS="1"))
-    figures = json.loads((tmp_path / "out.json").read_text())
-    assert len(figures["files"]) == len(RELEASES)
+    figures = compared(case[0], fetched, references, tmp_path)
     for folder, found in figures["files"].items():
-        assert found["tensors"] == len(ASKED) * len(LAYER_IDS), folder
-        assert found["max"] < 1e-5, (folder, found)
-        controls = found["wrong_layer"] + found["shifted_row"] + found["other_image"]
-        assert min(controls) > 0.2, (folder, found)
         # deepstack adds to the stream between layers: what leaves layer 2 is not it, where there is an image
         with_image = [any(isinstance(part, tuple) for part in parts) for parts in ASKED]
         added = [off > 0.2 for off in found["leaving"]["2"]]
@@ -185,7 +198,7 @@ def waiting_for_an_address(server: Server) -> Iterator[list[socket.socket]]:
 def test_an_address_that_does_not_answer_holds_up_nobody_else(server: Server, case: tuple[str, str, str]) -> None:
     with waiting_for_an_address(server) as asking:
         for parts in ([text("To make bread")], [(3, 2, 1)]):
-            messages = conversation(parts, FAMILIES[case[0]])
+            messages = conversation(parts, side_of(case[0]))
             status, answer = server.ask("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
             assert status == 200, answer
         assert select.select(asking, [], [], 0)[0] == [], "one that waits for its address was answered before"
@@ -193,7 +206,7 @@ def test_an_address_that_does_not_answer_holds_up_nobody_else(server: Server, ca
 
 def test_parts_of_text_are_the_same_tokens_beside_an_image(server: Server, case: tuple[str, str, str]) -> None:
     def rendered(*parts: Any) -> list[int]:
-        messages = conversation([*parts], FAMILIES[case[0]])
+        messages = conversation([*parts], side_of(case[0]))
         status, answer = server.ask("/v1/chat/completions/render", {"messages": messages})
         assert status == 200, answer
         ids: list[int] = answer["token_ids"]
@@ -215,7 +228,7 @@ def refused(server: Server, content: Any, **more: Any) -> str:
 
 
 def test_what_cannot_be_taken_is_named_and_the_next_request_served(server: Server, case: tuple[str, str, str]) -> None:
-    before, side = server.found(), FAMILIES[case[0]]
+    before, side = server.found(), side_of(case[0])
     picture = image((4, 6, 1), side)
     assert "message 0 holds a part of type 'video_url'" in refused(server, [{"type": "video_url", "video_url": {}}])
     assert "these messages with images cannot be taken" in refused(
@@ -240,3 +253,22 @@ def test_a_server_that_waits_for_an_address_ends_when_told(server: Server) -> No
     with waiting_for_an_address(server):
         server.process.terminate()
         assert server.process.wait(300) == 0, server.log[-4000:]
+
+
+def test_where_positions_are_places_in_the_prompt_as_well(models: Path, references: Any, tmp_path: Path) -> None:
+    """Kimi-K2.5: DeepSeek-V3, whose rotary positions count an image's tokens like words."""
+    path = {"PYTHONPATH": str(vision.ensure(*MAKER))}
+    with started(serve(python_of(*MAKER), models / "kimi_k25", tmp_path, *CHUNKS, **path)) as server:
+        fetched = fetch(server, "kimi_k25", tmp_path, RELEASES[:1])
+    compared("kimi_k25", fetched, references, tmp_path)
+
+
+def test_images_that_vllm_computes_otherwise_than_the_model_are_refused(models: Path, tmp_path: Path) -> None:
+    """Gemma 3's image tokens attend to each other, and in vLLM's attention for CPUs to those before them alone."""
+    path, options = {"PYTHONPATH": str(vision.ensure(*MAKER))}, [*CHUNKS, "--skip-mm-profiling"]
+    with started(serve(python_of(*MAKER), models / "gemma3", tmp_path, *options, **path)) as server:
+        said = refused(server, [image((2, 2, 1), side_of("gemma3")), text("So many?")])
+        assert "(gemma3), and vLLM's attention backend here (CPU_ATTN) has each attend to those before it alone" in said
+        assert server.found() == set()
+        status, answer = server.ask("/v1/chat/completions", {"messages": conversation(ASKED[0], 1), "max_tokens": 1})
+        assert status == 200, answer

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from eagle3compat.capture.attention import one_way_backends
 from eagle3compat.errors import InputError
 from eagle3compat.serve.chat import Prompt, Tokens, asks_for_images, has_image
 from eagle3compat.serve.images import Images
+from eagle3compat.serve.together import fault_of_images
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 WORDS = {"type": "text", "text": "a"}
@@ -48,10 +51,18 @@ def characters(text: str) -> list[int]:
 
 
 class FakeImages:
-    """Renders a conversation to its text, and keeps what it was asked."""
+    """Renders a conversation to its text, and keeps what it was asked; text alone if it `renders`."""
 
-    def of_chat(self, messages: Any, options: Any, request: str, tokens_of: Any) -> Prompt:
+    def __init__(self, renders: bool = True) -> None:
+        self.renders = renders
+        self.asked: list[Any] = []
+
+    def of_chat(
+        self, messages: Any, options: Any, request: str, tokens_of: Any, pictured: bool = True
+    ) -> Prompt | None:
         self.asked = [dict(options), request]
+        if not pictured:
+            return Prompt(tokens_of("vLLM's")) if self.renders else None
         return Prompt(tokens_of(messages[0]["content"][0]["text"]), ("an image",))
 
 
@@ -62,6 +73,18 @@ def test_conversations_with_images_are_vllms_to_render(monkeypatch: pytest.Monke
     body = {"messages": [{"role": "user", "content": [WORDS, PICTURE]}], "chat_template_kwargs": {"thinking": False}}
     assert tokens.of_chat(body, "chatcmpl-1") == Prompt([97], ("an image",))
     assert images.asked == [{"add_generation_prompt": True, "thinking": False, "tools": None}, "chatcmpl-1"]
+
+
+@pytest.mark.parametrize(
+    ("multimodal", "renders", "rendered"),
+    [(True, True, "vLLM's"), (True, False, "<a>"), (False, True, "<a>")],
+)
+def test_text_is_rendered_as_beside_an_image(
+    multimodal: bool, renders: bool, rendered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokens, "_tokenizer", lambda self: Template(parts=True))
+    tokens = Tokens(SimpleNamespace(is_multimodal_model=multimodal), FakeImages(renders))
+    assert tokens.of_chat({"messages": [{"role": "user", "content": "a"}]}) == Prompt(characters(rendered))
 
 
 @pytest.mark.parametrize(
@@ -163,11 +186,22 @@ class FakeVllm:
 def test_images_are_processed_by_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = FakeVllm(monkeypatch)
     prompt = Images(None).of_chat([], {"tools": None}, "name", characters)
+    assert prompt is not None
     assert (prompt.tokens, prompt.spans) == ([1, 2, 2], ((1, 3),))
     rendered = {"prompt_token_ids": [97, 98], "multi_modal_data": {"image": [1]}}
     assert vllm.asked == [
         {"chat_template_kwargs": {"tools": None, "tokenize": False}}, "name", rendered, ("generate",)
     ]  # fmt: skip
+
+
+def test_text_is_rendered_by_vllm_and_not_processed(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm = FakeVllm(monkeypatch)
+    assert Images(None).of_chat([], {}, "name", characters, pictured=False) == Prompt([97, 98])
+    assert vllm.asked == [{"chat_template_kwargs": {"tokenize": False}}]
+    with pytest.raises(InputError, match="these messages cannot be rendered: RuntimeError: no such file"):
+        Images(None).of_chat([BAD], {}, "name", characters, pictured=False)
+    FakeVllm(monkeypatch, renders=False)
+    assert Images(None).of_chat([], {}, "name", characters, pictured=False) is None
 
 
 def test_what_vllm_refuses_is_the_requests_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,3 +226,72 @@ def test_a_vllm_without_what_images_need_is_named(
         monkeypatch.setitem(sys.modules, "vllm.v1.engine.input_processor", None)
     with pytest.raises(InputError, match=f"{says}.*Leave images out, or serve with a vLLM that has it"):
         Images(None).of_chat([], {}, "name", characters)
+
+
+class TwoWay:
+    """An attention backend; `supports_mm_prefix` is vLLM's word for tokens of an image that attend to each other."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "TRITON_ATTN"
+
+    @staticmethod
+    def supports_mm_prefix() -> bool:
+        return True
+
+
+class OneWay(TwoWay):
+    get_name = staticmethod(lambda: "CPU_ATTN")
+    supports_mm_prefix = staticmethod(lambda: False)
+
+
+class Unsaid:
+    """A backend of before vLLM asked that."""
+
+    get_name = staticmethod(lambda: "OLD_ATTN")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "backends", "found"),
+    [
+        (True, [TwoWay, TwoWay], []),
+        (True, [TwoWay, OneWay, OneWay], ["CPU_ATTN"]),
+        (True, [Unsaid], ["OLD_ATTN"]),
+        (True, [], ["unknown"]),
+        (False, [OneWay], []),
+    ],
+)
+def test_backends_that_compute_images_otherwise_than_the_model(
+    wanted: bool, backends: list[Any], found: list[str]
+) -> None:
+    layers: dict[str, Any] = {str(n): SimpleNamespace(get_attn_backend=lambda b=b: b) for n, b in enumerate(backends)}
+    context = SimpleNamespace(static_forward_context={**layers, "experts": object()})
+    config = SimpleNamespace(compilation_config=context)
+    runner = SimpleNamespace(model_config=SimpleNamespace(is_mm_prefix_lm=wanted), vllm_config=config)
+    assert one_way_backends(runner) == found
+
+
+def config_of(together: bool, **scheduler: Any) -> Any:
+    model = SimpleNamespace(model="m", hf_config=SimpleNamespace(model_type="gemma3"), is_mm_prefix_lm=together)
+    return SimpleNamespace(model_config=model, scheduler_config=SimpleNamespace(**scheduler))
+
+
+@pytest.mark.parametrize(
+    ("one_way", "scheduler", "says"),
+    [
+        (["CPU_ATTN"], {}, r"in m \(gemma3\), and vLLM's attention backend here \(CPU_ATTN\) has each.*a GPU"),
+        ([], {"disable_chunked_mm_input": False}, "and a step may hold a part.*with --disable-chunked-mm-input"),
+        ([], {}, "and a step may hold a part"),
+        ([], {"disable_chunked_mm_input": True, "long_prefill_token_threshold": 20}, "steps of 20.*Leave that option"),
+    ],
+)
+def test_images_that_would_be_computed_otherwise_than_the_model(
+    one_way: list[str], scheduler: dict[str, Any], says: str
+) -> None:
+    assert re.search(says, fault_of_images(config_of(True, **scheduler), one_way))
+    assert fault_of_images(config_of(False, **scheduler), []) == ""
+
+
+def test_images_whole_in_a_step_are_as_the_model_has_them() -> None:
+    config = config_of(True, disable_chunked_mm_input=True, long_prefill_token_threshold=0)
+    assert fault_of_images(config, []) == ""

@@ -18,6 +18,7 @@ from ..engine.queues import socket_files
 from ..faults import watch_worker
 from ..rehearse.loader import register_if_rehearsing
 from ..report import source_digest
+from .attention import one_way_backends
 from .recorder import Recorder
 from .segment import Address, Layout
 
@@ -51,6 +52,11 @@ class HiddenStatesWorkerExtension:
             "tokens_checked": recorder.checked_tokens if recorder else None,
             "adapters": {outcome.adapter: outcome.status.value for outcome in status()},
         }
+
+    def eagle3compat_one_way(self) -> list[str]:
+        """Attention backends that compute images otherwise than the model has it, by name."""
+        worker: Any = self
+        return one_way_backends(worker.model_runner)
 
     def eagle3compat_echo(self, word: str) -> str:
         """Return `word`: shows that replies are not left over from an earlier call."""

@@ -8,7 +8,7 @@ and some leave the sum over tensor-parallel ranks to whatever comes next. Which 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,12 @@ def _part(part: Any, first: Any) -> str:
 
 
 def first_of(output: Any) -> Any:
-    """The first item of a tuple or list, or the value itself: `norm(x, residual)` and models return either."""
+    """The first item of a tuple or list, or the value itself: `norm(x, residual)` and models return either.
+
+    transformers' models return a mapping instead, if they are not asked for a tuple.
+    """
+    if isinstance(output, Mapping):
+        return output.get("last_hidden_state", output)
     return output[0] if isinstance(output, (tuple, list)) and output else output
 
 

@@ -35,14 +35,19 @@ class Renders(Protocol):
     """What is needed of Images."""
 
     def of_chat(
-        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], request: str, tokens_of: TokensOf
-    ) -> Prompt: ...
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        request: str,
+        tokens_of: TokensOf,
+        pictured: bool = True,
+    ) -> Prompt | None: ...
 
 
 class Tokens:
     """The tokenizer of `model_config`, loaded when it is first needed: prompts of token ids need none.
 
-    Conversations with images are rendered by `images`.
+    Conversations of a model that takes images are rendered by `images`, where that can.
     """
 
     def __init__(self, model_config: Any, images: Renders | None = None) -> None:
@@ -95,8 +100,11 @@ class Tokens:
         with_images = [number for number, message in enumerate(given) if has_image(message, number)]
         if with_images:
             refuse_unless_multimodal(self._config, with_images[0])
-            assert self._images is not None
-            return self._images.of_chat(given, options, request, lambda text: self._tokens_of(text, body))
+        if self._images is not None and takes_images(self._config):
+            images, tokens_of = self._images, lambda text: self._tokens_of(text, body)
+            prompt = images.of_chat(given, options, request, tokens_of, bool(with_images))
+            if prompt is not None:
+                return prompt
         tokenizer = self._tokenizer()
         if self._part_template is None:
             self._part_template = takes_parts(tokenizer)
@@ -148,9 +156,13 @@ def has_image(message: Any, number: int) -> bool:
     return any(part["type"] == IMAGE for part in content)
 
 
+def takes_images(model_config: Any) -> bool:
+    return bool(getattr(model_config, "is_multimodal_model", False))
+
+
 def refuse_unless_multimodal(model_config: Any, number: int) -> None:
     """Raise InputError for message `number`, which holds an image, if the model takes none."""
-    if not getattr(model_config, "is_multimodal_model", False):
+    if not takes_images(model_config):
         raise InputError(
             f"message {number} holds a part of type {IMAGE!r}, and vLLM runs {model_config.model} for text only. Leave "
             "images out.", number,

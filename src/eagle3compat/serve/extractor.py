@@ -13,6 +13,7 @@ from ..engine.landed import Landed
 from ..engine.media import IN_SERVER, check_media
 from ..engine.transport import Transport, chosen
 from ..errors import InputError, ResultError
+from .together import fault_of_images
 
 KV_SHARE = 0.5
 """Share of the memory that may be used, once the weights are loaded, for the KV cache: the rest is for activations."""
@@ -33,6 +34,8 @@ class Extractor:
         try:
             self.engine.call("_setup_hidden_states_capture", [layer - 1 for layer in layer_ids])
             self.transport = Transport(self.engine, choice)
+            one_way = {name for names in self.engine.call("eagle3compat_one_way") for name in names}
+            self._no_images = fault_of_images(vllm_config, sorted(one_way))
         except BaseException:
             self.engine.shutdown()
             raise
@@ -55,6 +58,8 @@ class Extractor:
         (tokens,) = token_lists([prompt])
         check_prompts([tokens], self.model_config.get_vocab_size())
         check_media([tokens], self.model_config, images, IN_SERVER)
+        if images and self._no_images:
+            raise InputError(self._no_images)
         if len(tokens) > limit:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens, and the longest that fits has {limit} (max_model_len is "

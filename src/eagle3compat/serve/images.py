@@ -33,35 +33,40 @@ class Images:
         options: Mapping[str, Any],
         request: str,
         tokens_of: TokensOf,
-    ) -> Prompt:
+        pictured: bool = True,
+    ) -> Prompt | None:
         """The prompt of these messages, `options` being what the chat template takes and `request` its id.
 
-        Its tokens stand for the images too. Raises InputError for what this vLLM, the model or its processor refuses.
+        Its tokens stand for the images too. Those of text alone (`pictured` is False) are rendered alike, because the
+        processor of a model may have another template than its tokenizer; None where this vLLM has no renderer.
+        Raises InputError for what this vLLM, the model or its processor refuses.
         """
         try:
-            return self._processed(messages, options, request, tokens_of)
+            try:
+                with self._processing:
+                    processor, chat_params = self._parts()
+            except InputError:
+                if pictured:
+                    raise
+                return None
+            params = chat_params(chat_template_kwargs={**options, "tokenize": False})
+            _conversation, rendered = processor.renderer.render_messages(list(messages), params)  # fetches the images
+            if "prompt_token_ids" not in rendered:
+                rendered = {**rendered, "prompt_token_ids": tokens_of(rendered["prompt"])}
+            if not pictured:
+                return Prompt(list(rendered["prompt_token_ids"]))
+            rendered.pop("prompt", None)  # what it was tokenized to is computed, and not the text once more
+            return self._processed(processor, rendered, request)
         except InputError:
             raise
         except Exception as error:  # fetching, decoding, a model's template and processor raise whatever they like
             said = f"{type(error).__name__}: {error}"
-            raise InputError(f"these messages with images cannot be taken: {said}") from error
+            what = "these messages with images cannot be taken" if pictured else "these messages cannot be rendered"
+            raise InputError(f"{what}: {said}") from error
 
-    def _processed(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any],
-        request: str,
-        tokens_of: TokensOf,
-    ) -> Prompt:
+    def _processed(self, processor: Any, rendered: dict[str, Any], request: str) -> Prompt:
         from vllm import SamplingParams
 
-        with self._processing:
-            processor, chat_params = self._parts()
-        params = chat_params(chat_template_kwargs={**options, "tokenize": False})
-        _conversation, rendered = processor.renderer.render_messages(list(messages), params)  # fetches the images
-        if "prompt_token_ids" not in rendered:
-            rendered = {**rendered, "prompt_token_ids": tokens_of(rendered["prompt"])}
-        rendered.pop("prompt", None)  # what it was tokenized to is computed, and not the text once more
         one = SamplingParams(max_tokens=1, temperature=0.0)
         with self._processing:  # the model's image processor is made for one caller at a time
             if hasattr(processor.renderer, "process_for_engine"):  # else the processor does what that would
