@@ -53,6 +53,14 @@ in a worker: {fork}.
 
 {served}
 """
+IMAGES = """\
+## Images
+
+Conversations with images through `eagle3compat serve`, beside text in the same steps, at most 20 tokens of a prompt in
+a step of several, so that images are split (but where a model has an image's tokens attend to each other). The stream
+that enters the next layer is compared with transformers in float32; *mistake* is the least that another layer, the next
+row or another image would differ by.
+"""
 
 
 def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
@@ -99,6 +107,20 @@ def served(found: dict[str, Any]) -> Iterator[Sequence[str]]:
         yield client, str(figures["samples"]), f"{figures['max']:.3f}", f"{mistake:.2f}", str(len(figures["errors"]))
 
 
+def images(records: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:
+    """A row for each vLLM, model and dtype."""
+    for record in records:
+        for name, figures in record.get("images", {}).items():
+            family, dtype = name.split()
+            if "error" in figures:
+                said = figures["error"].strip().splitlines()[-1].replace("|", "/")
+                outcome = ("", "", f"`{said}`", "")
+            else:
+                mistake = min(figures[control] for control in ("wrong_layer", "shifted_row", "other_image"))
+                outcome = (figures["runner"], str(figures["tensors"]), f"{figures['max']:.1e}", f"{mistake:.2f}")
+            yield record["versions"]["vllm"], f"`{family}`", dtype, *outcome
+
+
 def document() -> str:
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))]
     head = ("vLLM", "model runner", "speculators", "family", "GPUs", "attested", "tensors", "error", "mistake")
@@ -116,6 +138,9 @@ def document() -> str:
                     served=table(("client", "samples", "error", "mistake", "failed"), served(record["served"])),
                 )
             )
+    if any("images" in record for record in records):
+        columns = ("vLLM", "model", "dtype", "model runner", "tensors", "error", "mistake")
+        parts.append(IMAGES + "\n" + table(columns, images(records)) + "\n")
     return "\n".join(parts)
 
 

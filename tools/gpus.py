@@ -4,7 +4,8 @@
 
 For a GPU host, which needs no network: vLLM, speculators and transformers are those of the running Python. Sessions
 run side by side on the GPUs that there are. With --faults, also a GPU that is full, and a forked start after CUDA was
-used; with --ends, what is left on the GPUs after Ctrl-C, an exception and a kill, which must be alone.
+used; with --ends, what is left on the GPUs after Ctrl-C, an exception and a kill, which must be alone; with --images,
+conversations with images, from models that tests/real/image_models.py made.
 DIR/gpus-LABEL.json holds the outcome; a table is printed.
 """
 
@@ -14,13 +15,17 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,9 +34,15 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-SESSION = ROOT / "tests/real/session.py"
-INTERRUPTED = ROOT / "tests/real/interrupted.py"
-CLIENT = ROOT / "tests/real/serve_client.py"
+REAL = ROOT / "tests/real"
+sys.path.insert(0, str(REAL))
+
+from image_families import PICTURED  # type: ignore[import-not-found]  # noqa: E402
+from image_prompts import ALIKE, ASKED, CHUNKS, conversation, pictures  # type: ignore[import-not-found]  # noqa: E402
+
+SESSION = REAL / "session.py"
+INTERRUPTED = REAL / "interrupted.py"
+CLIENT = REAL / "serve_client.py"
 UNPACK = """
 import json, sys, torch
 from pathlib import Path
@@ -233,44 +244,112 @@ def flat(work: Path, model: Path, layers: Sequence[int]) -> dict[str, Any]:
     return session(work / "flat", steps, 0)
 
 
-def served(work: Path, model: Path, layers: Sequence[int], clients: Path) -> dict[str, Any]:
-    """`eagle3compat serve` on a GPU, asked by each stock client of a folder: what is off, and whose rows they are."""
-    folder, found = work / "served", dict[str, Any]()
+@contextmanager
+def serving(folder: Path, model: Path, layers: Sequence[int], *options: str) -> Iterator[tuple[str, str]]:
+    """The address of an `eagle3compat serve` on a GPU, and its log so far. Raises RuntimeError with its log."""
     folder.mkdir(parents=True)
-    files, log = folder / "files", folder / "log"
+    log = folder / "log"
     ids = ["--target-layer-ids", *(str(layer + 1) for layer in layers)]
-    command = [sys.executable, "-m", "eagle3compat", "serve", str(model), *ids, "--hidden-states-path", str(files),
-               "--host", "127.0.0.1", "--port", "0", "--max-model-len", "256",
-               "--gpu-memory-utilization", str(SHARE)]  # fmt: skip
+    command = [sys.executable, "-m", "eagle3compat", "serve", str(model), *ids, "--host", "127.0.0.1", "--port", "0",
+               "--hidden-states-path", str(folder / "files"), "--max-model-len", "256",
+               "--gpu-memory-utilization", str(SHARE), *options]  # fmt: skip
     with log.open("w") as file:
         server = subprocess.Popen(command, stdout=file, stderr=file, env=environment(0))
     try:
         deadline = time.monotonic() + TIMEOUT
         while " on http://" not in log.read_text():
             if server.poll() is not None or time.monotonic() > deadline:
-                return {"error": log.read_text()[-3000:]}
+                raise RuntimeError(log.read_text()[-3000:])
             time.sleep(0.5)
-        url = "http://" + log.read_text().split(" on http://")[1].split(",")[0]
-        batch = "over budget"
-        job = {"url": url, "prompts": prompts()[batch], "concurrency": 32}
-        (folder / "job.json").write_text(json.dumps(job))
-        for site in sorted(clients.iterdir()):
-            out = folder / site.name
-            words = [sys.executable, str(CLIENT), str(site), str(folder / "job.json"), str(out)]
-            done = subprocess.run(words, env=environment(0), capture_output=True, text=True)
-            if done.returncode:
-                found[site.name] = {"error": done.stderr[-1000:]}
-                continue
-            report = json.loads((out / "report.json").read_text())
-            command = [sys.executable, "-c", UNPACK, str(out), json.dumps(job["prompts"])]
-            rows = subprocess.run(command, env=environment(0), capture_output=True, text=True)
-            want = model.parent / f"{model.name}-{batch}.pt"
-            wrong = {"error": rows.stderr[-1000:]} if rows.returncode else compared(out / "states.pt", want, layers)
-            found[site.name] = {**wrong, "seconds": report["seconds"], "errors": report["errors"]}
+        said = log.read_text()
+        yield "http://" + said.split(" on http://")[1].split(",")[0], said
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
+
+
+def served(work: Path, model: Path, layers: Sequence[int], clients: Path) -> dict[str, Any]:
+    """`eagle3compat serve` on a GPU, asked by each stock client of a folder: what is off, and whose rows they are."""
+    folder, found, batch = work / "served", dict[str, Any](), "over budget"
+    try:
+        with serving(folder, model, layers) as (url, _log):
+            job = {"url": url, "prompts": prompts()[batch], "concurrency": 32}
+            (folder / "job.json").write_text(json.dumps(job))
+            for site in sorted(clients.iterdir()):
+                out = folder / site.name
+                words = [sys.executable, str(CLIENT), str(site), str(folder / "job.json"), str(out)]
+                done = subprocess.run(words, env=environment(0), capture_output=True, text=True)
+                if done.returncode:
+                    found[site.name] = {"error": done.stderr[-1000:]}
+                    continue
+                report = json.loads((out / "report.json").read_text())
+                command = [sys.executable, "-c", UNPACK, str(out), json.dumps(job["prompts"])]
+                rows = subprocess.run(command, env=environment(0), capture_output=True, text=True)
+                want = model.parent / f"{model.name}-{batch}.pt"
+                wrong = {"error": rows.stderr[-1000:]} if rows.returncode else compared(out / "states.pt", want, layers)
+                found[site.name] = {**wrong, "seconds": report["seconds"], "errors": report["errors"]}
+    except RuntimeError as error:  # it did not start: what was found before stays
+        return {**found, "error": str(error)}
     return found
+
+
+def pictured(work: Path, models: Path, layers: Sequence[int]) -> dict[str, Any]:
+    """Conversations with images from every model of a folder, in bf16 and float32, beside transformers in float32."""
+    found: dict[str, Any] = {}
+    for model in sorted(path for path in models.iterdir() if path.name in PICTURED):
+        for dtype in ("bfloat16", "float32"):
+            folder = work / f"images-{model.name}-{dtype}"
+            try:
+                figures = pictures_of(folder, model, layers, dtype)
+            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:  # the others still count
+                figures = {"error": f"{type(error).__name__}: {error} {getattr(error, 'stderr', '')}"[-3000:]}
+            found[f"{model.name} {dtype}"] = figures
+            console.print(f"images, {model.name} {dtype}: {figures}", markup=False, highlight=False)
+    return found
+
+
+def pictures_of(folder: Path, model: Path, layers: Sequence[int], dtype: str) -> dict[str, Any]:
+    """One model's: the largest error, the least of each control, and the model runner. Raises what is caught above."""
+    side, together = PICTURED[model.name].side, PICTURED[model.name].together
+    options = CHUNKS if not together else ["--max-num-batched-tokens", "256", "--max-num-seqs", "4"]
+    with serving(folder, model, layers, "--dtype", dtype, *options) as (url, log):
+
+        def ask(number: int) -> list[int]:
+            body = {"messages": conversation(ASKED[number], side), "max_tokens": 1, "add_generation_prompt": False}
+            request = urllib.request.Request(
+                f"{url}/v1/chat/completions", json.dumps({**body, "return_token_ids": True}).encode(),
+                {"Content-Type": "application/json"},
+            )  # fmt: skip
+            try:
+                with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
+                    answer = json.loads(reply.read())
+            except urllib.error.HTTPError as error:
+                raise RuntimeError(error.read().decode()) from error
+            shutil.move(answer["kv_transfer_params"]["hidden_states_path"], folder / f"hs_{number}.safetensors")
+            ids: list[int] = answer["prompt_token_ids"]
+            return ids
+
+        first = ask(0)  # by itself: the first batch is the one that proves
+        with ThreadPoolExecutor(len(ASKED)) as pool:
+            token_ids = [first, *pool.map(ask, range(1, len(ASKED)))]
+    asked = [
+        {"token_ids": ids, "images": pictures(parts, model.name, side, folder)}
+        for ids, parts in zip(token_ids, ASKED, strict=True)
+    ]
+    (folder / "prompts.json").write_text(json.dumps(asked))
+    plan = {"token_ids": token_ids, "folders": [str(folder)], "reference": str(folder / "want.pt"), "alike": ALIKE,
+            "layer_ids": [layer + 1 for layer in layers], "out": str(folder / "out.json")}  # fmt: skip
+    (folder / "plan.json").write_text(json.dumps(plan))
+    script = [sys.executable, str(REAL / "image_reference.py"), str(model), str(folder / "prompts.json")]
+    for command in (
+        [*script, str(folder / "want.pt")],
+        [sys.executable, str(REAL / "image_compare.py"), str(folder / "plan.json")],
+    ):
+        subprocess.run(command, check=True, env=environment(), capture_output=True, text=True)
+    figures = json.loads((folder / "out.json").read_text())["files"][str(folder)]
+    least = {name: min(figures[name]) for name in ("wrong_layer", "shifted_row", "other_image")}
+    runner = log.split(" model runner")[0].split()[-1]
+    return {"tensors": figures["tensors"], "max": figures["max"], **least, "runner": runner}
 
 
 def left_behind(work: Path, model: Path, ranks: int, how: str) -> dict[str, Any]:
@@ -326,6 +405,7 @@ def main() -> None:
     parser.add_argument("--ends", action="store_true", help=f"also what is left on the GPUs after {', '.join(ENDS)}")
     parser.add_argument("--no-sizes", action="store_true", help="leave out the extraction at each size")
     parser.add_argument("--clients", type=Path, help="also serve, to the stock clients in this folder's folders")
+    parser.add_argument("--images", type=Path, help="also serve conversations with images, to this folder's models")
     parser.add_argument("--faults", action="store_true", help="also memory as a batch grows, none left, CUDA and fork")
     options = parser.parse_args()
     layers = [int(layer) for layer in options.layers.split(",")]
@@ -365,6 +445,9 @@ def main() -> None:
             found["served"] = served(work, models["llama"], layers, options.clients)
             _write(options, found)
             console.print("served", found["served"])
+        if options.images:
+            found["images"] = pictured(work, options.images, layers)
+            _write(options, found)
         for folder in work.glob("tp*"):
             steps = found["sizes"][folder.name]["steps"]
             if any("error" in step and not name.startswith("raise") for name, step in steps.items()):

@@ -26,7 +26,8 @@ class Pictured:
     """A family with images. `placeholder` is what its chat template writes for one, `side` the pixels of a token's.
 
     `tokens` are more special tokens, from id 645 on, `names` those that the tokenizer is asked for by a name of its
-    own, and `config` what the hub's config.json has and transformers does not write.
+    own, and `config` what the hub's config.json has and transformers does not write. The tokens of an image attend to
+    each other where `together` says so: then no step may hold a part of one.
     """
 
     family: Family
@@ -35,6 +36,7 @@ class Pictured:
     tokens: tuple[str, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
     config: Config = field(default_factory=dict)
+    together: bool = False
 
 
 def named(processor: str, **settings: object) -> dict[str, Config]:
@@ -144,7 +146,7 @@ PICTURED = {
         FAMILIES["kimi_k25"], "<|vision_start|>image<|media_pad|><|vision_end|>",
         config={"use_unified_vision_chunk": True, "media_placeholder_token_id": 644},
     ),
-    "gemma3": Pictured(GEMMA3, "<|vision_start|>", tokens=LINES, names=NAMES),
+    "gemma3": Pictured(GEMMA3, "<|vision_start|>", tokens=LINES, names=NAMES, together=True),
     "mistral3": Pictured(MISTRAL3, "<|image_pad|>"),
     "llama4": Pictured(LLAMA4, "<|image|>", tokens=LLAMA4_TOKENS),
     "llava": Pictured(LLAVA, "<|image_pad|>"),

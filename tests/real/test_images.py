@@ -6,12 +6,9 @@ the same steps, and in steps so small that images are split. transformers, in fl
 
 from __future__ import annotations
 
-import base64
 import json
-import random
 import select
 import socket
-import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +18,7 @@ from typing import Any
 import pytest
 from conftest import execute, once, python_of, settings
 from image_families import PICTURED
+from image_prompts import ALIKE, ASKED, CHUNKS, conversation, image, pictures, text
 from servers import LAYER_IDS, Server, serve, started
 
 import clients
@@ -32,50 +30,7 @@ MAKER = ("0.26.0", "0.4.0.1")
 """Whose transformers makes the models and the references."""
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "kimi_k25", "gemma3")
 CASES = [("qwen2_5_vl", *MAKER), ("qwen3_vl", *MAKER), ("qwen3_vl", "0.16.0", "0.3.0")]
-CHUNKS = ["--max-num-batched-tokens", "128", "--long-prefill-token-threshold", "20", "--max-num-seqs", "4"]
-"""At most 20 tokens of a prompt in a step of several: images have more."""
 RELEASES = ("0.9.0", "0.7.0")
-Picture = tuple[int, int, int]
-"""Width and height in tokens, and the seed of its pixels."""
-
-
-def text(words: str) -> dict[str, str]:
-    return {"type": "text", "text": words}
-
-
-ASKED: list[list[Any]] = [
-    [text("In the morning the harbour is quiet.")],  # the first batch, which proves, has no image
-    [text("How many were there?"), (4, 6, 1), text("And today?")],
-    [text("How many were there?"), (4, 6, 2), text("And today?")],  # as the one before, with another image
-    [(7, 5, 3)],
-    [(3, 2, 4), text("The boats come in with the tide"), (5, 4, 5), text("and the nets are dry by noon.")],
-    [text("To make bread you need flour, water, salt and time.")],
-]
-ALIKE = (1, 2)
-
-
-def png(picture: Picture, side: int) -> bytes:
-    """A picture of random pixels, `side` of them for a token: pictures of whole tokens are not resized."""
-    width, height, seed = picture[0] * side, picture[1] * side, picture[2]
-    source = random.Random(seed)
-    lines = b"".join(b"\0" + source.randbytes(3 * width) for _ in range(height))
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
-
-
-def image(picture: Picture, side: int) -> dict[str, Any]:
-    data = base64.b64encode(png(picture, side)).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-
-
-def conversation(parts: list[Any], side: int) -> list[dict[str, Any]]:
-    """As prepare-data of stock sends one: parts, and an answer."""
-    content = [image(part, side) if isinstance(part, tuple) else part for part in parts]
-    return [{"role": "user", "content": content}, {"role": "assistant", "content": "Seventeen, and one."}]
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +89,7 @@ def references(models: Path, shared: Path) -> Callable[[str, list[list[int]]], P
         def make(target: Path) -> None:
             prompts, side = [], side_of(family)
             for ids, parts in zip(token_ids, ASKED, strict=True):
-                pictures = [part for part in parts if isinstance(part, tuple)]
-                paths = [shared / f"{family}-{picture[2]}.png" for picture in pictures]
-                for path, picture in zip(paths, pictures, strict=True):
-                    path.write_bytes(png(picture, side))
-                prompts.append({"token_ids": ids, "images": list(map(str, paths))})
+                prompts.append({"token_ids": ids, "images": pictures(parts, family, side, shared)})
             plan, script = shared / f"{family}-prompts.json", str(Path(__file__).with_name("image_reference.py"))
             plan.write_text(json.dumps(prompts))
             env = settings(PYTHONPATH=str(vision.ensure(*MAKER)), OMP_NUM_THREADS="1")

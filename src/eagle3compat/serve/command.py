@@ -94,7 +94,10 @@ def _serve(asked: Asked, folder: Folder, listening: socket.socket, ending: ExitS
     server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=GRACE_SECONDS, **settings))
     listening.listen()  # who reads the next line and connects at once is not refused
     host, port = listening.getsockname()[:2]
-    say(f"serving {asked.names[0]} on http://{host}:{port}, layer ids {list(layer_ids)}, files in {asked.folder}")
+    say(
+        f"serving {asked.names[0]} on http://{host}:{port}, layer ids {list(layer_ids)}, files in {asked.folder}, "
+        f"{extractor.runner} model runner"
+    )
     try:
         server.run(sockets=[listening])
     except KeyboardInterrupt:  # uvicorn has ended in good order, and raises again the signal that it was told by

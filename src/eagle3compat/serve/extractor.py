@@ -36,6 +36,7 @@ class Extractor:
             self.transport = Transport(self.engine, choice)
             one_way = {name for names in self.engine.call("eagle3compat_one_way") for name in names}
             self._no_images = fault_of_images(vllm_config, sorted(one_way))
+            self.runner = str(self.engine.call("eagle3compat_attest")[0]["runner"])
         except BaseException:
             self.engine.shutdown()
             raise
