@@ -69,22 +69,28 @@ batch is read from the same arguments, whether the first had an image or not. Wh
 followed so, text is captured as ever, and an image is refused with `UnprovenCaptureError`. After the last layer
 nothing may be added that was not there in the first batch.
 
-Run so with images of random pixels were tiny models of these families, against transformers in float32, in steps that
-split the images, beside a neighbouring layer, a row too late and another image in the same prompt, which are off by
-more than 0.2:
+Run so with images of random pixels were tiny models of these families, on CPUs, against transformers in float32, in
+steps that split the images, beside a neighbouring layer, a row too late and another image in the same prompt, which are
+off by more than 0.2. *test* is `tests/real/test_images.py`; *tap* is vLLM's own forward, tapped.
 
-- Qwen2.5-VL and Qwen3-VL, whose images have rotary positions of their own: vLLM 0.26.0 and, Qwen3-VL, 0.16.0, at most
-  3e-6 off (`tests/real/test_images.py`), and by hand Qwen3-VL on 0.19.1 and 0.22.1.
-- Kimi-K2.5, whose rotary positions are places in the prompt, as in all that follow but Qwen3.5: 0.26.0, 3e-6
-  (`tests/real/test_images.py`), and by hand 0.32.0, 3e-6, where it needs no torchvision.
-- Llama 4 and InternVL 3: 0.26.0, 3e-6, by hand; Llama 4 beside vLLM's own forward, tapped, as well: 9e-7.
-- Mistral Small 3.1: 0.16.0, 5e-6, by hand; LLaVA: 0.16.0, 2e-6, beside the transformers of that environment, 4.57, and
-  7e-7 beside vLLM's own forward. vLLM 0.26.0 does not import its classes for them beside transformers 5.24; through
-  its Transformers backend (`--model-impl transformers`) Mistral Small 3.1 runs there: 5e-6, by hand.
-- Qwen3.5: 0.26.0, 0.03, by hand, in bf16, as vLLM's kernels have it.
-- Gemma 4 with images as its text is read, one token after another: 0.26.0, by hand, equal to vLLM's own forward, which
-  itself lies 7e-4 from transformers with an image and 1e-5 without.
-- Gemma 3, and Gemma 4 with `use_bidirectional_attention` for vision: 0.26.0, refused, see below.
+| family, with images | vLLM | by | error |
+|---|---|---|---|
+| Qwen2.5-VL (rotary positions of an image's own) | 0.26.0 | test | 3e-6 |
+| Qwen3-VL (rotary positions of an image's own) | 0.16.0, 0.26.0 | test | 3e-6 |
+| Qwen3-VL | 0.19.1, 0.22.1 | hand | 3e-6 |
+| Kimi-K2.5 | 0.26.0 | test | 3e-6 |
+| Kimi-K2.5 (needs no torchvision there) | 0.32.0 | hand | 3e-6 |
+| Llama 4 | 0.26.0 | hand | 3e-6, tap 9e-7 |
+| InternVL 3 | 0.26.0 | hand | 3e-6 |
+| Mistral Small 3.1 | 0.16.0 | hand | 5e-6 |
+| Mistral Small 3.1, `--model-impl transformers` (a) | 0.26.0 | hand | 5e-6 |
+| LLaVA (transformers 4.57) (a) | 0.16.0 | hand | 2e-6, tap 7e-7 |
+| Qwen3.5 in bf16, as vLLM's kernels have it (rotary positions of an image's own) | 0.26.0 | hand | 0.03 |
+| Gemma 4, images read one token after another (b) | 0.26.0 | hand | tap 0 |
+| Gemma 3; Gemma 4 with `use_bidirectional_attention` for vision | 0.26.0 | test, hand | refused, see below |
+
+(a) vLLM 0.26.0 does not import its classes for Mistral 3 and LLaVA beside transformers 5.24. (b) vLLM itself lies 7e-4
+from transformers with an image, and 1e-5 without.
 
 By hand, Qwen3-VL was run on two tensor-parallel ranks with an image in the first batch, Kimi-K2.5 with
 `--disable-chunked-mm-input`, and vLLM 0.26.0's own `extract_hidden_states`, asked about the same conversation with an

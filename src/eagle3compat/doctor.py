@@ -206,7 +206,8 @@ def _foreign_builds(torch_build: str | None) -> list[str]:
         if torch_build and kind and not torch_build.startswith(kind):
             said.append(
                 f"{name} is built for {kind} and torch for {torch_build}: it does not load, and transformers with it "
-                f"(`operator torchvision::nms does not exist`). Uninstall {name}, which extraction does not need."
+                f"(`operator torchvision::nms does not exist`). Uninstall {name}, or take the build for {torch_build}: "
+                "only images need it."
             )
     return said
 

@@ -377,6 +377,9 @@ def test_a_folder_that_holds_nothing_is_refused(tmp_path: Path) -> None:
         open_folder(tmp_path)
     with pytest.raises(InputError, match="no folder"):
         open_folder(tmp_path / "nowhere")
+    (tmp_path / "chatcmpl-1.safetensors").touch()
+    with pytest.raises(InputError, match=r"no hs_N\.safetensors, but 1 \.safetensors of other names, as a server has"):
+        open_folder(tmp_path)
 
 
 def test_two_layouts_in_one_folder_are_asked_about(in_process: InProcess, server: Server) -> None:

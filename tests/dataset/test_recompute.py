@@ -77,6 +77,7 @@ def test_files_with_images_are_left_out(tmp_path: Path, toy: list[list[list[int]
     plan = Plan("toy", LAYERS, with_neighbours(LAYERS, 5), media={440: "image_token_id"})
     findings = check(open_folder(data.folder), ids)
     assert 0 not in choose(findings, 3, 0)
+    assert findings.notes[-1] == "Files that may hold images are not recomputed, as token ids do not carry them: 0."
     recompute(findings, [0, 1], plan)
     assert [row["file"] for row in findings.recomputed] == ["hs_1.safetensors"]
     assert findings.notes[-1] == "Files with images cannot be recomputed from their token ids: 0."

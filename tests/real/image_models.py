@@ -17,6 +17,7 @@ from families.build import build
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['reasoning_content'] %}{{ '(' + message['reasoning_content'] + ')' }}{% endif %}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}"
     "{{ 'IMAGE' }}{% endif %}"

@@ -171,6 +171,23 @@ def test_parts_of_text_are_the_same_tokens_beside_an_image(server: Server, case:
     assert alone[place:] == pictured[place + 6 :]
 
 
+def test_reasoning_is_rendered_by_either_name(server: Server) -> None:
+    """vLLM's renderer takes one name, and stock's clients send the other."""
+    question = {"role": "user", "content": "How many?"}
+
+    def rendered(**answer: str) -> list[int]:
+        messages = [question, {"role": "assistant", **answer}]
+        status, answered = server.ask("/v1/chat/completions/render", {"messages": messages})
+        assert status == 200, answered
+        ids: list[int] = answered["token_ids"]
+        return ids
+
+    wanted = rendered(content="(the tide is out)Seventeen.")
+    assert rendered(content="Seventeen.", reasoning_content="the tide is out") == wanted
+    assert rendered(content="Seventeen.", reasoning="the tide is out") == wanted
+    assert rendered(content="Seventeen.") != wanted
+
+
 def refused(server: Server, content: Any, **more: Any) -> str:
     messages = [{"role": "user", "content": content}]
     status, answer = server.ask("/v1/chat/completions", {"messages": messages, "max_tokens": 1, **more})

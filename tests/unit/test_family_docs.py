@@ -27,7 +27,7 @@ def record(family: str, outcome: str, **more: Any) -> dict[str, Any]:
 
 
 def rows(*records: dict[str, Any]) -> list[list[str]]:
-    lines = family_docs.document(list(records)).splitlines()
+    lines = family_docs.document(list(records)).split("\n## Images")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][1:]
 
 

@@ -103,6 +103,9 @@ class TestEstimate:
     def test_a_model_that_is_not_there_exits_2(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(command("--model", str(tmp_path / "nowhere"), "--estimate")) == 2
         assert "no such folder" in capsys.readouterr().err
+        (tmp_path / "kimi.json").write_text("{}")
+        assert main(command("--model", str(tmp_path / "kimi.json"), "--estimate")) == 2
+        assert "is a file. Name the folder that holds the model's config.json" in capsys.readouterr().err
 
     def test_without_vllm_it_says_so(
         self, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from eagle3compat.capture.attention import one_way_backends
 from eagle3compat.errors import InputError
-from eagle3compat.serve.chat import Prompt, Tokens, asks_for_images, has_image
+from eagle3compat.serve.chat import Prompt, Tokens, asks_for_images, has_image, with_reasoning
 from eagle3compat.serve.images import Images
 from eagle3compat.serve.together import fault_of_images
 
@@ -127,6 +128,46 @@ def test_parts_of_text_are_rendered_as_the_template_takes_them(
     assert tokens.of_chat(body) == Prompt(characters(rendered))
 
 
+ASKED = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"add_generation_prompt": "no"}, "add_generation_prompt is 'no', neither true nor false"),
+        ({"chat_template_kwargs": {"continue_final_message": 1}}, "continue_final_message is 1, neither"),
+        (
+            {"add_generation_prompt": True, "chat_template_kwargs": {"add_generation_prompt": False}},
+            "add_generation_prompt is True in the request and False in its chat_template_kwargs",
+        ),
+    ],
+)
+def test_options_that_could_be_taken_in_two_ways_are_refused(fields: dict[str, Any], says: str) -> None:
+    images = FakeImages()
+    with pytest.raises(InputError, match=says):
+        Tokens(SimpleNamespace(is_multimodal_model=True), images).of_chat({"messages": ASKED, **fields})
+
+
+@pytest.mark.parametrize(("fields", "found"), [({}, [1]), ({"tools": [2]}, [2])])
+def test_tools_are_taken_from_either_place(
+    fields: dict[str, Any], found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokens, "_tokenizer", lambda self: lambda text, **more: {"input_ids": characters(text)})
+    images = FakeImages()
+    tokens = Tokens(SimpleNamespace(is_multimodal_model=True), images)
+    tokens.of_chat({"messages": ASKED, "chat_template_kwargs": {"tools": [1]}, **fields})
+    assert images.asked[0]["tools"] == found
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_has_both_of_its_names(name: str) -> None:
+    message = {"role": "assistant", "content": "a", name: "b"}
+    assert with_reasoning(message) == {
+        "role": "assistant", "content": "a", "reasoning": "b", "reasoning_content": "b"
+    }  # fmt: skip
+    assert with_reasoning(ASKED[0]) == ASKED[0]
+
+
 def test_a_model_of_text_takes_no_image() -> None:
     tokens = Tokens(SimpleNamespace(is_multimodal_model=False, model="m"), FakeImages())
     with pytest.raises(InputError, match="message 1 holds a part of type 'image_url', and vLLM runs m for text only"):
@@ -151,12 +192,23 @@ class Request(Older):
     def __init__(self, request_id: str, mm_features: Any) -> None: ...
 
 
+class Tokenizer:
+    """Of transformers."""
+
+
 class FakeVllm:
     """What is needed of vLLM for images, as modules."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, takes_features: bool = True, renders: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, takes_features: bool = True, renders: bool = True, own: bool = False
+    ) -> None:
         self.asked: list[Any] = []
-        renderer = SimpleNamespace(render_messages=self.render_messages) if renders else None
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.go.set()
+        tokenizer = object() if own else Tokenizer()
+        known = {"render_messages": self.render_messages, "get_tokenizer": lambda: tokenizer}
+        renderer = SimpleNamespace(**known) if renders else None
+        self.module(monkeypatch, "transformers", PreTrainedTokenizerBase=Tokenizer)
         made = SimpleNamespace(renderer=renderer, process_inputs=self.process_inputs)
         self.module(monkeypatch, "vllm", SamplingParams=lambda **fields: fields)
         self.module(monkeypatch, "vllm.renderers")
@@ -176,9 +228,13 @@ class FakeVllm:
         self.asked.append(params)
         if messages == [BAD]:
             raise RuntimeError("no such file")
+        if params["chat_template_kwargs"]["tokenize"]:
+            return None, {"prompt_token_ids": [7, 8], "multi_modal_data": {"image": [1]}}
         return None, {"prompt": "ab", "multi_modal_data": {"image": [1]}}
 
     def process_inputs(self, request: str, prompt: Any, params: Any, supported_tasks: Any) -> Any:
+        self.entered.set()
+        assert self.go.wait(120)
         self.asked += [request, prompt, supported_tasks]
         return SimpleNamespace(prompt_token_ids=(1, 2, 2), mm_features=[feature(1, 2)])
 
@@ -202,6 +258,23 @@ def test_text_is_rendered_by_vllm_and_not_processed(monkeypatch: pytest.MonkeyPa
         Images(None).of_chat([BAD], {}, "name", characters, pictured=False)
     FakeVllm(monkeypatch, renders=False)
     assert Images(None).of_chat([], {}, "name", characters, pictured=False) is None
+
+
+def test_a_tokenizer_of_vllms_own_makes_tokens_as_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeVllm(monkeypatch, own=True)
+    assert Images(None).of_chat([], {}, "name", characters, pictured=False) == Prompt([7, 8])
+
+
+def test_text_does_not_wait_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm, images = FakeVllm(monkeypatch), Images(None)
+    vllm.go.clear()
+    processing = threading.Thread(target=lambda: images.of_chat([], {}, "name", characters))
+    processing.start()
+    assert vllm.entered.wait(120)
+    assert images.of_chat([], {}, "name", characters, pictured=False) == Prompt([97, 98])
+    assert processing.is_alive()
+    vllm.go.set()
+    processing.join()
 
 
 def test_what_vllm_refuses_is_the_requests_error(monkeypatch: pytest.MonkeyPatch) -> None:

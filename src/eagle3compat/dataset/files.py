@@ -94,7 +94,10 @@ def open_folder(path: Path, layout: str | None = None) -> Folder:
         raise InputError(f"{path} holds files of both layouts. Choose one with --layout in-process or --layout server.")
     chosen = layout or (holding[0] if holding else "")
     if not chosen or not found[chosen]:
-        raise InputError(f"{path} holds no data_N.pt and no hs_N.safetensors. Check the path.")
+        others = len(list(path.glob("*.safetensors")))
+        served = f", but {others} .safetensors of other names, as a server has until its client moves them to hs_N"
+        missing = f"no data_N.pt and no hs_N.safetensors{served if others else ''}"
+        raise InputError(f"{path} holds {missing}. Check the path.")
     kind = LAYOUTS[chosen]
     files = found[chosen]
     leftovers, strays = _others(path, kind, set(files.values()))

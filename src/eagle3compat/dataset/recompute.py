@@ -39,7 +39,11 @@ def choose(findings: Findings, count: int, seed: int) -> list[int]:
     """
     faulty = set(findings.redo)
     sound = [index for index in sorted(findings.lengths) if index not in faulty]
-    sound = [index for index in sound if index not in findings.images] or sound
+    without = [index for index in sound if index not in findings.images]
+    if without and len(without) < len(sound):
+        left = written([index for index in sound if index in findings.images])
+        findings.notes.append(f"Files that may hold images are not recomputed, as token ids do not carry them: {left}.")
+    sound = without or sound
     if len(sound) <= count:
         return sound
     by_length = sorted(sound, key=lambda index: (findings.lengths[index], index))

@@ -33,6 +33,8 @@ def source(model: str) -> Path:
         if not (folder / "config.json").is_file():
             raise ModelNotFoundError(f"{model} holds no config.json, so it is not a model folder. Check the path.")
         return folder
+    if folder.is_file():
+        raise ModelNotFoundError(f"{model} is a file. Name the folder that holds the model's config.json.")
     if os.path.isabs(model) or model.startswith((".", "~")) or model.count("/") != 1:
         raise ModelNotFoundError(f"there is no model at {model}: no such folder. Check the path.")
     return _from_hub(model)

@@ -88,6 +88,12 @@ class Tokens:
         more = body.get("chat_template_kwargs") or {}
         if not isinstance(more, dict):
             raise InputError(f"chat_template_kwargs is {more!r}, not an object.")
+        for name in ("add_generation_prompt", "continue_final_message"):
+            for value in (body.get(name), more.get(name)):
+                if value is not None and not isinstance(value, bool):
+                    raise InputError(f"{name} is {value!r}, neither true nor false.")
+            if None not in (body.get(name), more.get(name)) and body[name] != more[name]:
+                raise InputError(f"{name} is {body[name]} in the request and {more[name]} in its chat_template_kwargs.")
         options.update(more)
         if body.get("chat_template") is not None or "chat_template" in more:
             raise InputError("chat_template is in the request. A template is a program: only the model's own is used.")
@@ -96,8 +102,9 @@ class Tokens:
             raise InputError(f"messages is {given!r}, not a list.")
         if not given:
             raise InputError("messages is empty: there is nothing to render.")
-        options["tools"] = body.get("tools") or None
+        options["tools"] = body.get("tools") or more.get("tools")
         with_images = [number for number, message in enumerate(given) if has_image(message, number)]
+        given = [with_reasoning(message) for message in given]
         if with_images:
             refuse_unless_multimodal(self._config, with_images[0])
         if self._images is not None and takes_images(self._config):
@@ -154,6 +161,17 @@ def has_image(message: Any, number: int) -> bool:
         if kind == IMAGE and not (isinstance(where, Mapping) and isinstance(where.get("url"), str) and where["url"]):
             raise InputError(f"message {number} holds a part of type {IMAGE!r} without {IMAGE}.url.", number)
     return any(part["type"] == IMAGE for part in content)
+
+
+def with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with its reasoning under both of its names.
+
+    Clients and templates have either, and vLLM's renderer takes the newer alone (its server renames the older before).
+    """
+    said = message.get("reasoning")
+    if said is None:
+        said = message.get("reasoning_content")
+    return dict(message) if said is None else {**message, "reasoning": said, "reasoning_content": said}
 
 
 def takes_images(model_config: Any) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from .. import detect
 from ..errors import Eagle3CompatError, InputError
 from .arguments import Asked, chosen_ids, parse
 from .files import Folder
@@ -39,10 +40,17 @@ def run(words: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return USAGE
     except (Eagle3CompatError, ValueError, OSError) as error:  # vLLM says by ValueError and OSError what it refuses
-        print(f"eagle3compat serve: {error}", file=sys.stderr)
+        print(f"eagle3compat serve: {error}{remedy(str(error))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return STOPPED
+
+
+def remedy(said: str) -> str:
+    """What to do about an error of vLLM's that does not say it."""
+    if "failed to be inspected" in said and detect.package("torchvision") is None:
+        return "\ntorchvision is not installed, which most vision models need: install the build of your torch."
+    return ""
 
 
 def interrupt(_number: int, _frame: Any) -> None:
@@ -98,6 +106,8 @@ def _serve(asked: Asked, folder: Folder, listening: socket.socket, ending: ExitS
         f"serving {asked.names[0]} on http://{host}:{port}, layer ids {list(layer_ids)}, files in {asked.folder}, "
         f"{extractor.runner} model runner"
     )
+    if extractor.no_images:
+        say(f"images will be refused: {extractor.no_images}")
     try:
         server.run(sockets=[listening])
     except KeyboardInterrupt:  # uvicorn has ended in good order, and raises again the signal that it was told by

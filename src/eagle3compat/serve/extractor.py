@@ -35,7 +35,7 @@ class Extractor:
             self.engine.call("_setup_hidden_states_capture", [layer - 1 for layer in layer_ids])
             self.transport = Transport(self.engine, choice)
             one_way = {name for names in self.engine.call("eagle3compat_one_way") for name in names}
-            self._no_images = fault_of_images(vllm_config, sorted(one_way))
+            self.no_images = fault_of_images(vllm_config, sorted(one_way))
             self.runner = str(self.engine.call("eagle3compat_attest")[0]["runner"])
         except BaseException:
             self.engine.shutdown()
@@ -59,8 +59,8 @@ class Extractor:
         (tokens,) = token_lists([prompt])
         check_prompts([tokens], self.model_config.get_vocab_size())
         check_media([tokens], self.model_config, images, IN_SERVER)
-        if images and self._no_images:
-            raise InputError(self._no_images)
+        if images and self.no_images:
+            raise InputError(self.no_images)
         if len(tokens) > limit:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens, and the longest that fits has {limit} (max_model_len is "

@@ -25,7 +25,7 @@ class Images:
     def __init__(self, vllm_config: Any) -> None:
         self._config = vllm_config
         self._made: Any = None
-        self._processing = threading.Lock()
+        self._making, self._processing = threading.Lock(), threading.Lock()
 
     def of_chat(
         self,
@@ -43,13 +43,14 @@ class Images:
         """
         try:
             try:
-                with self._processing:
+                with self._making:
                     processor, chat_params = self._parts()
             except InputError:
                 if pictured:
                     raise
                 return None
-            params = chat_params(chat_template_kwargs={**options, "tokenize": False})
+            text = is_of_transformers(processor.renderer.get_tokenizer())
+            params = chat_params(chat_template_kwargs={**options, "tokenize": not text})
             _conversation, rendered = processor.renderer.render_messages(list(messages), params)  # fetches the images
             if "prompt_token_ids" not in rendered:
                 rendered = {**rendered, "prompt_token_ids": tokens_of(rendered["prompt"])}
@@ -89,3 +90,13 @@ class Images:
         if not hasattr(getattr(self._made, "renderer", None), "render_messages"):
             raise InputError(f"the input processor of this vLLM has no renderer, which images need. {REMEDY}")
         return self._made, ChatParams
+
+
+def is_of_transformers(tokenizer: Any) -> bool:
+    """Whether a rendered conversation is text that this tokenizer makes tokens of.
+
+    One of vLLM's own (Mistral's) makes tokens as it renders, so that what a user writes never becomes a control token.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    return isinstance(tokenizer, PreTrainedTokenizerBase)
