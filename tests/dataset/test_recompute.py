@@ -11,6 +11,8 @@ import pytest
 import torch
 from conftest import LAYERS, InProcess, Server, prompts_of, states_of
 
+from eagle3compat.cli import main
+from eagle3compat.dataset import command
 from eagle3compat.dataset import recompute as module
 from eagle3compat.dataset.check import Findings, check
 from eagle3compat.dataset.files import open_folder
@@ -84,6 +86,18 @@ def test_files_with_images_are_left_out(tmp_path: Path, toy: list[list[list[int]
     calls = len(toy)
     recompute(findings, [0], plan)  # nothing is left, so nothing is loaded
     assert len(toy) == calls
+
+
+@pytest.mark.parametrize(("more", "code"), [([], 2), ([[9, 8, 7]], 0)])
+def test_a_set_of_which_nothing_was_recomputed_is_not_called_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[list[int]], code: int
+) -> None:
+    data = Server(tmp_path / "set", [[5, *[440] * 6, 7], *more])
+    plan = Plan("toy", LAYERS, with_neighbours(LAYERS, 5), media={440: "image_token_id"})
+    monkeypatch.setattr(command, "_plan", lambda *_asked: plan)
+    asked = ["--layer-ids", *(str(layer + 1) for layer in LAYERS)]
+    assert main(["check", str(data.folder), "--model", "toy", *asked]) == code
+    assert main(["check", str(data.folder), *asked]) == 0
 
 
 def test_shifted_rows_are_recognised(apart: InProcess) -> None:

@@ -101,7 +101,9 @@ def _check(options: argparse.Namespace) -> int:
         print_json(as_dict(findings, options.move_bad))
     else:
         show(findings, options.examples, options.move_bad)
-    return FAULTY if findings.faults else CLEAN
+    if findings.faults:
+        return FAULTY
+    return CLEAN if plan is None or findings.recomputed else USAGE  # what was asked for, --model, was not done
 
 
 def _layer_ids(asked: list[int] | None, folder: Folder) -> list[int] | None:

@@ -2,8 +2,9 @@
 
 An attention backend that can do it, and all of an image in one step. vLLM sees to both on CUDA and ROCm, but for a
 limit on the tokens of a prompt in a step, which splits an image that such a step begins with
-(`vllm/v1/core/sched/scheduler.py`, 0.16 to 0.32). On a CPU it sees to neither and says nothing, and states are off by
-as much as another image's.
+(`vllm/v1/core/sched/scheduler.py`, 0.16 to 0.32), and for a step that other prompts have filled but for less than an
+image. That one the server does not make: prompts are computed together only if one step holds them (`batches.py`). On a
+CPU vLLM sees to neither and says nothing, and states are off by as much as another image's.
 """
 
 from __future__ import annotations
