@@ -96,6 +96,14 @@ class ModelNotFoundError(InputError, FileNotFoundError):
     """The model path names a folder that is not there."""
 
 
+class ModelClassError(Eagle3CompatError, ValueError):
+    """vLLM cannot import its class of the model here; `cause` is what the import raised. Nothing was loaded."""
+
+    def __init__(self, architecture: str, cause: str, remedy: str) -> None:
+        self.architecture, self.cause, self.remedy = architecture, cause, remedy
+        super().__init__(f"eagle3compat: vLLM cannot import its class for {architecture}: {cause}. {remedy}")
+
+
 def joined(words: Sequence[str]) -> str:
     """`a, b and c`, for messages."""
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else "nothing"

@@ -95,8 +95,8 @@ def _devices(checkup: Checkup) -> Iterator[str]:
     cpu_build = vllm is not None and vllm.cpu_build
     if vllm is not None and detect.package("torchvision") is None:
         yield (
-            "torchvision is not installed: vLLM does not load vision models without it, not even for text (`failed to "
-            "be inspected`). Other models do not need it."
+            "torchvision is not installed: vLLM does not load vision models without it, not even for text. Other "
+            "models do not need it."
         )
     if found and visible(found) == 0:
         yield f"none of the {len(found)} accelerators is visible: look at CUDA_VISIBLE_DEVICES."

@@ -273,26 +273,6 @@ class TestChild:
         assert ("could not be tried here; of the real run that says nothing" in said) == untried
         assert ("needs MLA, which vLLM's CPU builds lack. Rehearse on the accelerator" in said) == untried
 
-    def test_an_error_that_points_to_the_log_is_told_with_the_one_that_is_there(
-        self, model: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        failed = {
-            "step": "load", "state": "failed", "seconds": 1.0, "type": "ValidationError",
-            "message": "1 validation error\n  ['X'] failed to be inspected. Please check the logs for more details.",
-            "traceback": "",
-        }
-        log = (
-            "subprocess.CalledProcessError: Command 'x' returned 1", "RuntimeError: Error raised in subprocess:",
-            "ERROR [registry.py:1] ModuleNotFoundError: No module named 'torchvision'",
-            "pydantic_core.ValidationError: 1 validation error",
-        )
-        verdict = self.run(
-            monkeypatch, model,
-            f"print({chr(10).join(log)!r}); print(json.dumps({failed!r}), file=open(sys.argv[1], 'a')); sys.exit(1)",
-        )
-        assert verdict.problems[0].said.endswith("In the log: ModuleNotFoundError: No module named 'torchvision'")
-        assert verdict.problems[0].remedy.startswith("Vision models need torchvision")
-
     def test_a_long_message_is_cut_and_the_log_has_it_all(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         failed = {
             "step": "load", "state": "failed", "seconds": 1.0, "type": "ValueError", "message": "word " * 5000,

@@ -19,7 +19,6 @@ from eagle3compat.errors import InputError, WorkerError
 from eagle3compat.serve.arguments import Asked, chosen_ids
 from eagle3compat.serve.batches import Batches, Job, StoppingError
 from eagle3compat.serve.chat import Tokens, cut, plain
-from eagle3compat.serve.command import remedy
 from eagle3compat.serve.files import Folder, WriteError
 
 SECONDS = 120
@@ -303,12 +302,3 @@ def test_without_vllm_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(detect, "package", lambda name: None)
     assert main(["serve", "model"]) == 1
     assert "vLLM is not installed here" in capsys.readouterr().err
-
-
-def test_a_vision_model_without_torchvision_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "1 validation error for ModelConfig: the architectures failed to be inspected. Please check the logs"
-    monkeypatch.setattr(detect, "package", lambda name: None)
-    assert "torchvision is not installed" in remedy(said)
-    assert remedy("another error") == ""
-    monkeypatch.setattr(detect, "package", lambda name: object())
-    assert remedy(said) == ""

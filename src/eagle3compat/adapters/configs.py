@@ -10,6 +10,7 @@ from typing import Any
 from ..adapter import GENERATOR, Adapter
 from ..contract import Accepts, Binds, Exists
 from ..engine.checkpoint import check_weights
+from ..engine.model_class import named_faults
 from ..errors import IncompatibleError
 from ..ledger import Ledger
 
@@ -90,8 +91,8 @@ def engine_arguments(parts: dict[str, Recorded]) -> dict[str, Any]:
 def vllm_config(**parts: Recorded) -> Any:
     """A finished VllmConfig for extraction.
 
-    Raises IncompatibleError for a field that is no engine argument, and InputError for a folder without weights: vLLM
-    takes its time to build a configuration.
+    Raises IncompatibleError for a field that is no engine argument, InputError for a folder without weights, as vLLM
+    takes its time to build a configuration, and ModelClassError where it cannot import its class of the model.
     """
     import inspect
 
@@ -107,4 +108,5 @@ def vllm_config(**parts: Recorded) -> Any:
                 "Leave that field out of the generator's configuration.",
             )
     arguments.update({name: value for name, value in CHOSEN.items() if name in accepted})
-    return EngineArgs(**arguments).create_engine_config()
+    with named_faults():
+        return EngineArgs(**arguments).create_engine_config()

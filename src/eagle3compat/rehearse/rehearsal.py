@@ -36,7 +36,6 @@ REMEDIES = (
     ("Device string must not be empty", "The installed vLLM is built for another device than this machine has."),
     ("MLA is not supported on CPU", "Set VLLM_MLA_DISABLE=1: the CPU build runs DeepSeek models without MLA."),
     ("preprocessor_config.json", "Its image processor is not in the folder: fetch preprocessor_config.json as well."),
-    ("No module named 'torchvision'", "Vision models need torchvision, in the build that belongs to this torch."),
     ("No module named", "The model's code needs that package: install it."),
 )
 CPU_LIMITS = (
@@ -45,9 +44,6 @@ CPU_LIMITS = (
      + ON_ACCELERATOR),
 )
 """What a CPU build meets where an accelerator's would not."""
-ELSEWHERE = "check the logs"
-"""In what vLLM raises where a process of its own has met, and logged, the error that matters."""
-LOGGED = re.compile(r"\b(?:\w+\.)*(\w+(?:Error|Exception)): *\S.*$", re.M)
 GENERAL = "The cause is in the log; `eagle3compat doctor` shows what is installed."
 
 
@@ -264,7 +260,7 @@ def _problems(
 ) -> list[Problem]:
     failed = next((step for step in steps if step["state"] == "failed"), None)
     if failed is not None:
-        return [_problem(failed, log, device)]
+        return [_problem(failed, device)]
     if late is not None:
         return [Problem("time", f"it had not ended after {late:.0f} s", "See the log, or raise --timeout.")]
     if code != 0:
@@ -273,25 +269,15 @@ def _problems(
     return []
 
 
-def _logged(log: str, raised: str) -> str:
-    """The last error in a log that is not of the type of what was raised in the end; empty where there is none."""
-    found = [match.group() for match in LOGGED.finditer(log) if match.group(1) != raised]
-    return found[-1] if found else ""
-
-
-def _problem(failed: dict[str, Any], log: Path, device: str) -> Problem:
-    """A step's exception without its traceback, which the log has; one without words is told by where it ended, and
-    one that points to the log by the error in it."""
-    cause = _logged(log.read_text(errors="replace"), failed["type"]) if ELSEWHERE in failed["message"] else ""
+def _problem(failed: dict[str, Any], device: str) -> Problem:
+    """A step's exception without its traceback, which the log has; one without words is told by where it ended."""
     said, _, trace = failed["message"].partition("\n\nTraceback of ")
     frames = re.findall(r'^  File "([^"]+)", line (\d+), in .*\n    (.*)$', trace or failed["traceback"], re.M)
     said = said.replace("in the traceback below", "in the traceback in the log")
     file, line, code = frames[-1] if frames else ("", "", "")
     if not said.strip() or "carries no message" in said:
         said = f"{said.strip() or '(no message)'} It ended at {file}:{line}: {code}"
-    if cause:
-        said = f"{said.strip()} In the log: {cause}"
-    text = f"{cause} {failed['message']} {failed['traceback']}"
+    text = "" if failed["type"] == "ModelClassError" else f"{failed['message']} {failed['traceback']}"  # which says it
     limit = next((advice for words, advice in CPU_LIMITS if words in text and device == "cpu"), "")
     remedy = limit or next((advice for words, advice in REMEDIES if words in text), "")
     if not remedy and "cpu" in Path(file).name and device == "cpu":

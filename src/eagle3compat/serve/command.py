@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from .. import detect
+from ..engine.model_class import named_faults
 from ..errors import Eagle3CompatError, InputError
 from .arguments import Asked, chosen_ids, parse
 from .files import Folder
@@ -40,17 +40,10 @@ def run(words: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return USAGE
     except (Eagle3CompatError, ValueError, OSError) as error:  # vLLM says by ValueError and OSError what it refuses
-        print(f"eagle3compat serve: {error}{remedy(str(error))}", file=sys.stderr)
+        print(f"eagle3compat serve: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return STOPPED
-
-
-def remedy(said: str) -> str:
-    """What to do about an error of vLLM's that does not say it."""
-    if "failed to be inspected" in said and detect.package("torchvision") is None:
-        return "\ntorchvision is not installed, which most vision models need: install the build of your torch."
-    return ""
 
 
 def interrupt(_number: int, _frame: Any) -> None:
@@ -82,7 +75,8 @@ def _serve(asked: Asked, folder: Folder, listening: socket.socket, ending: ExitS
 
     for change in asked.changed:
         say(f"extraction needs it: {change}")
-    config = EngineArgs.from_cli_args(argparse.Namespace(**asked.engine)).create_engine_config()
+    with named_faults():
+        config = EngineArgs.from_cli_args(argparse.Namespace(**asked.engine)).create_engine_config()
     if config.speculative_config is not None:
         raise InputError(
             f"{asked.engine['model']} or an option asks for speculative decoding, of which this server does none. "

@@ -1,0 +1,80 @@
+"""Why vLLM cannot import its class of a model: it says so in its log, and raises an error that points there.
+
+While it builds a configuration, vLLM imports the class in a process of its own, logs what that ended with
+(`vllm/model_executor/models/registry.py`, 0.11 to 0.33), and raises that the architecture "failed to be inspected".
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .. import detect
+from ..errors import ModelClassError
+
+LOGGED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): *\S.*$", re.M)
+NOT_INSPECTED = "failed to be inspected"
+ARCHITECTURES = re.compile(r"architectures \[([^]]*)\] " + NOT_INSPECTED)
+BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
+
+
+class _Errors(logging.Handler):
+    """Keeps the words of the exceptions that are logged as errors."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.said.append(str(record.exc_info[1]))
+
+
+@contextmanager
+def named_faults() -> Iterator[None]:
+    """Within, a class that vLLM cannot import is a ModelClassError that says why, where vLLM logs why.
+
+    What it raises otherwise goes on as it is.
+    """
+    logger, errors = logging.getLogger("vllm"), _Errors()
+    logger.addHandler(errors)
+    try:
+        yield
+    except ValueError as error:
+        cause = last_error("\n".join(errors.said))
+        if NOT_INSPECTED not in str(error) or not cause:
+            raise
+        found = ARCHITECTURES.search(str(error))
+        name = found.group(1).replace("'", "") if found else "the model"
+        raise ModelClassError(name, cause, remedy(cause)) from error
+    finally:
+        logger.removeHandler(errors)
+
+
+def last_error(text: str) -> str:
+    """The last line of tracebacks that says what was raised; empty where there is none."""
+    found = [match.group() for match in LOGGED.finditer(text)]
+    return found[-1] if found else ""
+
+
+def remedy(cause: str) -> str:
+    """What to do about an exception that an import ended with."""
+    missing = re.search(r"No module named '([\w-]+)", cause)
+    if missing:
+        name = missing.group(1)
+        build = ", the build that belongs to your torch" if name in BESIDE_TORCH else ""
+        return f"Install {name}{build}."
+    foreign = re.search(rf"\b({'|'.join(BESIDE_TORCH)})::", cause)
+    if foreign:
+        return f"The installed {foreign.group(1)} is not for this torch: install the build that belongs to it."
+    gone = re.search(r"cannot import name '[^']+' from '(\w+)", cause)
+    installed = detect.package(gone.group(1)) if gone else None
+    vllm = detect.package("vllm")
+    if installed is not None and vllm is not None and installed.name != vllm.name:
+        return (
+            f"That is not in the installed {installed.name} {installed.version}: install a release of it that vLLM "
+            f"{vllm.version} has this model for, or another vLLM."
+        )
+    return "What it was about to import is in vLLM's log; `eagle3compat doctor` shows what is installed."
