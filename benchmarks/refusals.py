@@ -245,6 +245,7 @@ def _figures(kind: Kind, command: list[str], variables: dict[str, str]) -> dict[
 
 def _run(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     usual = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "8", "VLLM_NO_USAGE_STATS": "1"}
+    usual["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(command, env={**os.environ, **usual, **variables}, capture_output=True, text=True)
 
 
@@ -262,8 +263,10 @@ def block(figures: dict[str, Any]) -> str:
     """The table of the page."""
     lines = ["| what | error | from the call to the error |", "|---|---|---|"]
     for kind in figures["kinds"]:
-        other = kind.get("on", {})
-        where = f" (vLLM {other['packages']['vllm']}, {other['accelerators']} GPUs)" if other else ""
+        other, where = kind.get("on"), ""
+        if other:
+            count = other["accelerators"]
+            where = f" (vLLM {other['packages']['vllm']}, {count} GPU{'s' if count > 1 else ''})"
         seconds = ", then ".join(f"{each:.2f} s" for each in kind["seconds"])
         lines.append(f"| {kind['what']}{where} | `{kind['error']}` | {seconds} |")
     lines += [f"| {what} | | not measured: {why} |" for what, why in figures["left_out"].items()]

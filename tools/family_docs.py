@@ -94,15 +94,16 @@ from transformers with an image, and 1e-5 without.
 
 By hand, Qwen3-VL was run on two tensor-parallel ranks with an image in the first batch, Kimi-K2.5 with
 `--disable-chunked-mm-input`, and vLLM 0.26.0's own `extract_hidden_states`, asked about the same conversation with an
-image, gave the same token ids, and states at most 2e-6 from these at every layer of Qwen3-VL. No image was run on a
-GPU, nor with vLLM's V2 model runner, which no CPU build runs.
+image, gave the same token ids, and states at most 2e-6 from these at every layer of Qwen3-VL. On a GPU [six of these
+families](gpus.md#images) were run, four of them with both of vLLM's model runners.
 
 In Gemma 3, PaliGemma, Molmo 2 and some more (`is_mm_prefix_lm` in vLLM; of Gemma 4 those with
 `use_bidirectional_attention` for vision) the tokens of an image attend to each other. vLLM's one attention backend for
 CPUs does not have that, and vLLM takes it without a word: its own states (0.26.0) are those of transformers with
 attention backwards alone (1.5e-6), and 0.6 to 1.0 of the largest value from those of the model. So `eagle3compat serve`
 asks its workers for their backends, and answers 400 to a conversation with an image where one cannot do it, or where a
-step may hold a part of an image; text is served. On a GPU vLLM takes a backend that can, which was read only.
+step may hold a part of an image; text is served. On a GPU vLLM takes a backend that can, and Gemma 3's images are
+[right](gpus.md#images) there.
 
 ## Several residual streams
 

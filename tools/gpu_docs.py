@@ -53,13 +53,26 @@ in a worker: {fork}.
 
 {served}
 """
+ENDS = {"interrupt": "Ctrl-C", "exception": "an exception", "kill": "SIGKILL"}
+LEFT = """\
+## What is left on a GPU
+
+Memory in use on the GPUs before a driver, while it extracts, and after it has ended. Once interrupted, its generator
+is dead, and it makes a new one, which works, before it ends.
+"""
 IMAGES = """\
 ## Images
 
-Conversations with images through `eagle3compat serve`, beside text in the same steps, at most 20 tokens of a prompt in
-a step of several, so that images are split (but where a model has an image's tokens attend to each other). The stream
-that enters the next layer is compared with transformers in float32; *mistake* is the least that another layer, the next
-row or another image would differ by.
+On one GPU, conversations with images through `eagle3compat serve`, beside text in the same steps, at most 20 tokens of
+a prompt in a step of several, so that images are split (but where a model has an image's tokens attend to each other).
+The stream that enters the next layer is compared with transformers in float32; *mistake* is the least that another
+layer, the next row or another image would differ by.
+
+In float32 factors were rounded to 10 bits (TF32), as is the default on a GPU for Triton's products, in which vLLM
+computes attention then, and for torch's convolutions, through which pictures enter; [families](families.md) were run
+with Triton told not to. In bf16 Llama 4's mixture, which takes one expert for a token, takes another one than the
+reference in float32 here and there; on a CPU it is 0.50, and 3e-6 in float32. vLLM 0.25.1 does not import its classes
+for Mistral 3 and LLaVA beside transformers 5.17.
 """
 
 
@@ -107,10 +120,23 @@ def served(found: dict[str, Any]) -> Iterator[Sequence[str]]:
         yield client, str(figures["samples"]), f"{figures['max']:.3f}", f"{mistake:.2f}", str(len(figures["errors"]))
 
 
+def ends(records: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:
+    """A row for each way in which a driver ended while it extracted."""
+    for record in records:
+        for how in ENDS:
+            if how in record:
+                found = record[how]
+                yield (
+                    record["versions"]["vllm"], str(record["gpus"]), ENDS[how],
+                    *(" and ".join(f"{each:,}" for each in found[when]) for when in ("before", "during", "after")),
+                    str(len(found["alive"])),
+                )  # fmt: skip
+
+
 def images(records: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:
     """A row for each vLLM, model and dtype."""
     for record in records:
-        for name, figures in record.get("images", {}).items():
+        for name, figures in sorted(record.get("images", {}).items()):
             family, dtype = name.split()
             if "error" in figures:
                 said = figures["error"].strip().splitlines()[-1].replace("|", "/")
@@ -138,6 +164,9 @@ def document() -> str:
                     served=table(("client", "samples", "error", "mistake", "failed"), served(record["served"])),
                 )
             )
+    if any(how in record for record in records for how in ENDS):
+        columns = ("vLLM", "GPUs", "driver ended by", "MiB before", "while it extracts", "after", "workers alive")
+        parts.append(LEFT + "\n" + table(columns, ends(records)) + "\n")
     if any("images" in record for record in records):
         columns = ("vLLM", "model", "dtype", "model runner", "tensors", "error", "mistake")
         parts.append(IMAGES + "\n" + table(columns, images(records)) + "\n")

@@ -24,7 +24,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -60,6 +60,8 @@ FAMILIES = ("llama", "deepseek_v3")
 SHARE = 0.06
 """Of a GPU's memory for one session: several share a GPU."""
 ENDS = ("interrupt", "exception", "kill")
+SERVERS = 4
+"""Servers that are asked about images at a time."""
 TIMEOUT = 290
 RELEASE_SECONDS = 60
 console = Console(width=140)
@@ -70,6 +72,7 @@ def environment(device: int | None = None) -> dict[str, str]:
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    env.setdefault("TRITON_F32_DEFAULT", "ieee")  # not TF32, with its 10 bits
     if device is not None:
         env["CUDA_VISIBLE_DEVICES"] = str(device)
     return env
@@ -133,14 +136,14 @@ def session(folder: Path, steps: list[dict[str, Any]], device: int | None) -> di
 def condensed(outcome: dict[str, Any]) -> dict[str, Any]:
     """A step's outcome less what is long and says nothing about right or wrong."""
     if "error" in outcome:
-        return {"error": outcome["error"], "message": outcome["message"].splitlines()[0], "took": outcome["took"]}
+        return {"error": outcome["error"], "message": outcome["message"].splitlines()[0]}
     value = outcome["value"]
     if isinstance(value, list):
         value = [{key: entry for key, entry in worker.items() if key not in ("pid", "adapters")} for worker in value]
     if isinstance(value, dict):
         left_out = ("input_ids", "shapes", "workers", "adapters", "driver_pid")
         value = {key: entry for key, entry in value.items() if key not in left_out}
-    return {"value": value, "took": outcome["took"]}
+    return {"value": value}
 
 
 def make_models(folder: Path) -> dict[str, Path]:
@@ -293,25 +296,37 @@ def served(work: Path, model: Path, layers: Sequence[int], clients: Path) -> dic
     return found
 
 
-def pictured(work: Path, models: Path, layers: Sequence[int]) -> dict[str, Any]:
+def pictured(work: Path, models: Path, layers: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Conversations with images from every model of a folder, in bf16 and float32, beside transformers in float32."""
-    found: dict[str, Any] = {}
-    for model in sorted(path for path in models.iterdir() if path.name in PICTURED):
-        for dtype in ("bfloat16", "float32"):
-            folder = work / f"images-{model.name}-{dtype}"
-            try:
-                figures = pictures_of(folder, model, layers, dtype)
-            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:  # the others still count
-                figures = {"error": f"{type(error).__name__}: {error} {getattr(error, 'stderr', '')}"[-3000:]}
-            found[f"{model.name} {dtype}"] = figures
-            console.print(f"images, {model.name} {dtype}: {figures}", markup=False, highlight=False)
-    return found
+    asked = [
+        (path, dtype)
+        for path in sorted(path for path in models.iterdir() if path.name in PICTURED)
+        for dtype in ("bfloat16", "float32")
+        if dtype == "bfloat16" or "cuda" not in PICTURED[path.name].family.no_float32
+    ]
+
+    def one(model: Path, dtype: str) -> tuple[str, dict[str, Any]]:
+        folder = work / f"images-{model.name}-{dtype}"
+        try:
+            figures = pictures_of(folder, model, layers, dtype)
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # the others still count
+            figures = {"error": f"{type(error).__name__}: {error} {getattr(error, 'stderr', '')}"[-3000:]}
+        console.print(f"images, {model.name} {dtype}: {figures}", markup=False, highlight=False)
+        return f"{model.name} {dtype}", figures
+
+    with ThreadPoolExecutor(SERVERS) as pool:
+        for job in as_completed([pool.submit(one, *each) for each in asked]):
+            yield job.result()
 
 
 def pictures_of(folder: Path, model: Path, layers: Sequence[int], dtype: str) -> dict[str, Any]:
     """One model's: the largest error, the least of each control, and the model runner. Raises what is caught above."""
     side, together = PICTURED[model.name].side, PICTURED[model.name].together
     options = CHUNKS if not together else ["--max-num-batched-tokens", "256", "--max-num-seqs", "4"]
+    options = [*options, "--kv-cache-memory-bytes", str(2**29)]  # no profiling beside others
+    for name, value in PICTURED[model.name].family.engine.items():
+        part, _, setting = name.partition(".")
+        options += [f"--{part.replace('_', '-')}", json.dumps({setting: value})]
     with serving(folder, model, layers, "--dtype", dtype, *options) as (url, log):
 
         def ask(number: int) -> list[int]:
@@ -446,8 +461,10 @@ def main() -> None:
             _write(options, found)
             console.print("served", found["served"])
         if options.images:
-            found["images"] = pictured(work, options.images, layers)
-            _write(options, found)
+            found["images"] = {}
+            for name, figures in pictured(work, options.images, layers):
+                found["images"][name] = figures
+                _write(options, found)
         for folder in work.glob("tp*"):
             steps = found["sizes"][folder.name]["steps"]
             if any("error" in step and not name.startswith("raise") for name, step in steps.items()):
