@@ -70,9 +70,9 @@ layer, the next row or another image would differ by.
 
 In float32 factors were rounded to 10 bits (TF32), as is the default on a GPU for Triton's products, in which vLLM
 computes attention then, and for torch's convolutions, through which pictures enter; [families](families.md) were run
-with Triton told not to. In bf16 Llama 4's mixture, which takes one expert for a token, takes another one than the
-reference in float32 here and there; on a CPU it is 0.50, and 3e-6 in float32. vLLM 0.25.1 does not import its classes
-for Mistral 3 and LLaVA beside transformers 5.17.
+with Triton told not to. In bf16 Llama 4's mixture, which takes one expert for a token, takes another one here and there
+than in float32: of the same prompts, transformers in bf16 lies 0.50 from itself in float32. vLLM 0.25.1 does not import
+its classes for Mistral 3 and LLaVA beside transformers 5.17.
 """
 
 
