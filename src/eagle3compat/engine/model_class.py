@@ -1,35 +1,44 @@
 """Why vLLM cannot import its class of a model: it says so in its log, and raises an error that points there.
 
-While it builds a configuration, vLLM imports the class in a process of its own, logs what that ended with
-(`vllm/model_executor/models/registry.py`, 0.11 to 0.33), and raises that the architecture "failed to be inspected".
+While it builds a configuration, vLLM imports the class in a process of its own, logs what that ended with (the logger
+of `vllm/model_executor/models/registry.py`, 0.11 to 0.33), and raises that the architecture "failed to be inspected".
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .. import detect
 from ..errors import ModelClassError
 
+LOGGER = "vllm.model_executor.models.registry"
 LOGGED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): *\S.*$", re.M)
-NOT_INSPECTED = "failed to be inspected"
-ARCHITECTURES = re.compile(r"architectures \[([^]]*)\] " + NOT_INSPECTED)
+ARCHITECTURES = re.compile(r"architectures \[([^]]*)\] failed to be inspected")
+CAUSES: dict[str, str] = {}
+"""By architectures: vLLM keeps that a class could not be imported, and logs it once."""
 BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
-class _Errors(logging.Handler):
-    """Keeps the words of the exceptions that are logged as errors."""
+class _Errors(logging.Filter):
+    """Keeps the words of the exceptions that this thread logs as errors, and lets all pass.
+
+    A filter, because later releases configure vLLM's logging anew while they build a configuration, and that takes
+    every handler away.
+    """
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.said: list[str] = []
+        super().__init__()
+        self.thread, self.said = threading.get_ident(), list[str]()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None:
-            self.said.append(str(record.exc_info[1]))
+    def filter(self, record: logging.LogRecord) -> bool:
+        raised = record.exc_info[1] if record.exc_info else None
+        if record.thread == self.thread and record.levelno >= logging.ERROR and raised is not None:
+            self.said.append(str(raised))
+        return True
 
 
 @contextmanager
@@ -38,19 +47,20 @@ def named_faults() -> Iterator[None]:
 
     What it raises otherwise goes on as it is.
     """
-    logger, errors = logging.getLogger("vllm"), _Errors()
-    logger.addHandler(errors)
+    logger, errors = logging.getLogger(LOGGER), _Errors()
+    logger.addFilter(errors)
     try:
         yield
     except ValueError as error:
-        cause = last_error("\n".join(errors.said))
-        if NOT_INSPECTED not in str(error) or not cause:
-            raise
         found = ARCHITECTURES.search(str(error))
-        name = found.group(1).replace("'", "") if found else "the model"
+        name = found.group(1).replace("'", "") if found else ""
+        cause = last_error("\n".join(errors.said)) or CAUSES.get(name, "")
+        if not name or not cause:
+            raise
+        CAUSES[name] = cause
         raise ModelClassError(name, cause, remedy(cause)) from error
     finally:
-        logger.removeHandler(errors)
+        logger.removeFilter(errors)
 
 
 def last_error(text: str) -> str:
