@@ -292,6 +292,7 @@ MIXTURES = [
             },
         },
         without={"cpu": "vLLM's CPU build has no MiniMax M3"},
+        no_float32={"cuda": "vLLM's norm of this model is FlashInfer's, which has bf16 and float16"},
     ),
     Family(
         "step3p5", "Step 3.5", "step3p5", "Step3p5ForCausalLM",
