@@ -43,7 +43,8 @@ loop: on most releases the generator does not get as far.
 FOOT = """\
 `equal`: every layer is within the tolerance. `different`: it is not, and is listed so that you know. `refused`: the
 library raised `UnprovenCaptureError` and returned nothing. `failed`: vLLM itself, or the tiny model, did not run there.
-`timeout`: the time for the run was over. `not run`: it cannot run there.
+`timeout`: the time for the run was over. `not run`: it cannot run there, and in its place `read only`: what stock does
+was read. `no such kernel`: vLLM has none for that dtype there.
 
 ## Images
 
@@ -51,7 +52,8 @@ Stock's generator passes token ids alone, so through it only text is extracted, 
 that holds a token in whose place vLLM would put an image, a video or a sound (`image_token_id` and the like in the
 model's config) is refused with an `InputError` that names prompt, token and place, before anything is computed: vLLM
 would take the token's own embedding, and the states from there on would be those of a word. Tokens around an image,
-such as `vision_start_token_id`, are words with an image too, and pass.
+such as `vision_start_token_id`, are words with an image too, and pass. Each family of the table that takes images was
+asked so, and refused.
 
 Conversations with images are extracted through [`eagle3compat serve`](server.md#images), from the models that vLLM
 takes images for. What is captured is the stream that enters the next layer. Between layers that need not be what a
@@ -192,7 +194,7 @@ def _error(verdict: dict[str, Any] | None, cannot: bool = False) -> str:
 def _reason(record: dict[str, Any]) -> Iterator[str]:
     title = f"{FAMILIES[record['family']].title}, vLLM {record['versions']['vllm']}, {_place(record)}"
     for dtype, verdict in record.get("dtypes", {}).items():
-        if "image" in verdict:
+        if not verdict.get("image", "InputError: ").startswith("InputError: "):
             yield f"- {title}, {dtype}: a prompt with an image's token: {verdict['image']}"
         if "from_transformers" in verdict:
             yield (

@@ -57,22 +57,24 @@ ENDS = {"interrupt": "Ctrl-C", "exception": "an exception", "kill": "SIGKILL"}
 LEFT = """\
 ## What is left on a GPU
 
-Memory in use on the GPUs before a driver, while it extracts, and after it has ended. Once interrupted, its generator
-is dead, and it makes a new one, which works, before it ends.
+Memory in use on the GPUs before a driver, while it extracts, and after it has ended. A driver that is interrupted
+finds its generator dead, makes a new one, which works, and ends.
 """
 IMAGES = """\
 ## Images
 
-On one GPU, conversations with images through `eagle3compat serve`, beside text in the same steps, at most 20 tokens of
-a prompt in a step of several, so that images are split (but where a model has an image's tokens attend to each other).
+On one GPU, conversations with images through `eagle3compat serve`, beside text in the same steps. A step of several
+prompts has at most 20 tokens of each, so that images are split; Gemma 3's, whose tokens attend to each other, are not.
 The stream that enters the next layer is compared with transformers in float32; *mistake* is the least that another
 layer, the next row or another image would differ by.
 
 In float32 factors were rounded to 10 bits (TF32), as is the default on a GPU for Triton's products, in which vLLM
 computes attention then, and for torch's convolutions, through which pictures enter; [families](families.md) were run
-with Triton told not to. In bf16 Llama 4's mixture, which takes one expert for a token, takes another one here and there
-than in float32: of the same prompts, transformers in bf16 lies 0.50 from itself in float32. vLLM 0.25.1 does not import
-its classes for Mistral 3 and LLaVA beside transformers 5.17.
+with Triton told not to.
+
+In bf16 Llama 4's mixture, which takes one expert for a token, takes another one here and there than in float32: of the
+same prompts, transformers in bf16 lies 0.50 from itself in float32. That row says nothing; the one in float32 does.
+vLLM 0.25.1 does not import its classes for Mistral 3 and LLaVA beside transformers 5.17.
 """
 
 
@@ -134,17 +136,21 @@ def ends(records: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:
 
 
 def images(records: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:
-    """A row for each vLLM, model and dtype."""
-    for record in records:
-        for name, figures in sorted(record.get("images", {}).items()):
-            family, dtype = name.split()
-            if "error" in figures:
-                said = figures["error"].strip().splitlines()[-1].replace("|", "/")
-                outcome = ("", "", f"`{said}`", "")
-            else:
-                mistake = min(figures[control] for control in ("wrong_layer", "shifted_row", "other_image"))
-                outcome = (figures["runner"], str(figures["tensors"]), f"{figures['max']:.1e}", f"{mistake:.2f}")
-            yield record["versions"]["vllm"], f"`{family}`", dtype, *outcome
+    """A row for each vLLM, model, dtype and model runner."""
+    rows = dict.fromkeys(tuple(row) for record in records for row in _images(record))  # what failed has no runner
+    yield from sorted(rows)
+
+
+def _images(record: dict[str, Any]) -> Iterator[Sequence[str]]:
+    for name, figures in record.get("images", {}).items():
+        family, dtype = name.split()
+        if "error" in figures:
+            said = figures["error"].strip().splitlines()[-1].replace("|", "/")
+            outcome = ("", "", f"`{said}`", "")
+        else:
+            mistake = min(figures[control] for control in ("wrong_layer", "shifted_row", "other_image"))
+            outcome = (figures["runner"], str(figures["tensors"]), f"{figures['max']:.1e}", f"{mistake:.2f}")
+        yield record["versions"]["vllm"], f"`{family}`", dtype, *outcome
 
 
 def document() -> str:

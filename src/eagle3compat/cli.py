@@ -1,7 +1,8 @@
 """The command `eagle3compat`.
 
-Exit codes: 0 healthy, 1 incompatible or drifted, 2 usage or network. None of vllm, torch, transformers and speculators
-is imported by `doctor`, `plan`, `explain` or `probe`; each command imports only what it needs.
+Exit codes: 0 healthy, 1 incompatible or drifted, or files with faults, 2 usage or network. None of vllm, torch,
+transformers and speculators is imported by `doctor`, `plan`, `explain` or `probe`; each command imports only what it
+needs.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eagle3compat",
         description="Runs stock speculators hidden-state extraction on the installed vLLM, and checks what it returns.",
-        epilog="Exit codes: 0 healthy, 1 incompatible or drifted, 2 usage or network.",
+        epilog="Exit codes: 0 healthy, 1 incompatible or drifted, or files with faults, 2 usage or network.",
     )
     parser.add_argument("--version", action="version", version=f"eagle3compat {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -39,7 +39,8 @@ class WorkerError(Eagle3CompatError, RuntimeError):
         self.doing, self.type_name, self.worker_message = doing, type_name, message
         self.worker_traceback, self.process = traceback, process
         said = message.strip() or "(the exception carries no message)"
-        text = f"eagle3compat: {process} failed while {doing}: {type_name}: {said}\n{remedy}"
+        failed = "while" if "ended with exit code" in process else "failed while"
+        text = f"eagle3compat: {process} {failed} {doing}: {type_name}: {said}\n{remedy}"
         if traceback.strip():
             text += f"\n\nTraceback of {process}:\n{traceback.rstrip()}"
         super().__init__(text)

@@ -35,8 +35,9 @@ GENERAL = "The cause is in the traceback below; `eagle3compat doctor` shows what
 UNEXPLAINED = "`eagle3compat doctor` shows what is installed; what the worker printed may say more."
 GONE = (
     "The generator can no longer be used: make a new one; results returned earlier are intact. Exit code -9 is most "
-    "often the kernel's, when host memory runs out; -4 is an instruction that this processor lacks: vLLM alone dies of "
-    "it too, so try another dtype; 0 comes after Ctrl-C, which a terminal sends to workers as well."
+    "often the kernel's, when host memory runs out; -4 is an instruction that the processor refuses: vLLM alone dies "
+    "of it too (in bf16 on a CPU with AMX, of a step of few tokens), so try another dtype; 0 comes after Ctrl-C, which "
+    "a terminal sends to workers as well."
 )
 
 

@@ -95,7 +95,7 @@ def _devices(checkup: Checkup) -> Iterator[str]:
     cpu_build = vllm is not None and vllm.cpu_build
     if vllm is not None and detect.package("torchvision") is None:
         yield (
-            "torchvision is not installed: vLLM does not load vision models without it, not even for text. Other "
+            "torchvision is not installed: vLLM does not load most vision models without it, not even for text. Other "
             "models do not need it."
         )
     if found and visible(found) == 0:

@@ -65,9 +65,9 @@ def test_without_a_record_the_exception_of_the_call_is_told(faults: FaultLog) ->
     error = faults.error("starting the engine", TimeoutError("no reply"))
     assert "the engine failed while starting the engine: TimeoutError: no reply" in str(error)
     dead = faults.error("extracting", EOFError(), "worker process VllmWorker-1 ended with exit code -9")
-    assert "VllmWorker-1 ended with exit code -9 failed while extracting: EOFError: (the exception" in str(dead)
+    assert "VllmWorker-1 ended with exit code -9 while extracting: EOFError: (the exception" in str(dead)
     assert "can no longer be used: make a new one" in str(dead)
-    assert "-4 is an instruction that this processor lacks" in str(dead)
+    assert "-4 is an instruction that the processor refuses" in str(dead)
     assert "traceback below" not in str(error) + str(dead), "there is none"
 
 

@@ -95,9 +95,13 @@ def open_folder(path: Path, layout: str | None = None) -> Folder:
     chosen = layout or (holding[0] if holding else "")
     if not chosen or not found[chosen]:
         others = len(list(path.glob("*.safetensors")))
-        served = f", but {others} .safetensors of other names, as a server has until its client moves them to hs_N"
-        missing = f"no data_N.pt and no hs_N.safetensors{served if others else ''}"
-        raise InputError(f"{path} holds {missing}. Check the path.")
+        missing = f"{path} holds no data_N.pt and no hs_N.safetensors"
+        if others:
+            raise InputError(
+                f"{missing}, but {others} .safetensors of other names, as a server has until its client moves them to "
+                "hs_N. Name the folder that the client writes to."
+            )
+        raise InputError(f"{missing}. Check the path.")
     kind = LAYOUTS[chosen]
     files = found[chosen]
     leftovers, strays = _others(path, kind, set(files.values()))

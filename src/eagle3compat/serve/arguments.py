@@ -22,6 +22,7 @@ OURS = {**CHOSEN, "enforce_eager": True, "worker_extension_cls": EXTENSION}
 """Engine arguments that extraction needs; states are taken by hooks, which a compiled model does not call."""
 ONE = ("data_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
 USAGE = "eagle3compat serve MODEL [--hidden-states-path DIR] [--target-layer-ids ID ...] [OPTION of `vllm serve` ...]"
+EMBEDDINGS = "layer id 0 is the embeddings, which this server does not capture. Ids here start at 1."
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def own_help() -> str:
 
 def parse(words: Sequence[str]) -> Asked:
     """Raises InputError; argparse's SystemExit for words that no option takes, which it names."""
+    if words and not words[0].startswith("-"):
+        check_model_path(words[0])  # before vLLM's parser, whose import takes its time
     from vllm.engine.arg_utils import EngineArgs, FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(prog="eagle3compat serve", usage=USAGE)
@@ -87,6 +90,8 @@ def parse(words: Sequence[str]) -> Asked:
             "client too."
         )
     layer_ids, last_layer = _layer_ids(parsed)
+    if layer_ids and 0 in layer_ids:
+        raise InputError(EMBEDDINGS)
     connector = _connector(parsed)
     engine = {name: value for name, value in vars(parsed).items() if name in EngineArgs.__dataclass_fields__}
     engine.update(model=parsed.model_tag, speculative_config=None, kv_transfer_config=None)
@@ -178,7 +183,7 @@ def chosen_ids(asked: Asked, num_layers: int) -> tuple[int, ...]:
         ids.append(num_layers)
     for layer in ids:
         if layer == 0:
-            raise InputError("layer id 0 is the embeddings, which this server does not capture. Ids here start at 1.")
+            raise InputError(EMBEDDINGS)
         if not 0 < layer <= num_layers:
             raise InputError(
                 f"layer id {layer} is out of range: the model has {num_layers} layers, and id i is the output of the "
