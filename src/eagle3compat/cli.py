@@ -17,7 +17,7 @@ from .dataset import command as dataset
 from .errors import Eagle3CompatError, InputError
 from .matrix import command as matrix
 
-HEALTHY, UNHEALTHY, USAGE = 0, 1, 2
+HEALTHY, UNHEALTHY, USAGE, STOPPED = 0, 1, 2, 130
 RUN_USAGE = "eagle3compat run SCRIPT [ARG ...]\n       eagle3compat run -m MODULE [ARG ...]"
 
 
@@ -33,10 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     if "dataset" in parsed:
         return dataset.run(parsed)
-    if parsed.command == "matrix":
-        return matrix.run(parsed)
-    if parsed.command == "rehearse":
-        return _rehearse(parsed)
+    if parsed.command in ("matrix", "rehearse"):
+        from .steps import stoppable
+
+        try:
+            with stoppable():
+                return matrix.run(parsed) if parsed.command == "matrix" else _rehearse(parsed)
+        except KeyboardInterrupt:
+            print("eagle3compat: stopped, with all that it had started.", file=sys.stderr)
+            return STOPPED
     gc.disable()  # one short look at syntax trees, none of which becomes garbage: it takes half the time without
     try:
         if parsed.command == "explain":

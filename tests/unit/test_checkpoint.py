@@ -23,11 +23,11 @@ INDEX = "model.safetensors.index.json"
 SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
 
 
-def weights(*shapes: int, **named: list[int]) -> bytes:
-    """A safetensors file of float16 vectors, and tensors of these names and shapes."""
+def weights(*shapes: int, first: int = 0, **named: list[int]) -> bytes:
+    """A safetensors file of float16 vectors, `layer.FIRST` and on, and tensors of these names and shapes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    vectors = {f"layer.{number}": [length] for number, length in enumerate(shapes)}
+    vectors = {f"layer.{number}": [length] for number, length in enumerate(shapes, first)}
     for name, shape in {**vectors, **named}.items():
         size = 2 * math.prod(shape)
         header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [end, end + size]}
@@ -44,9 +44,9 @@ def model(tmp_path: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text('{"model": {}}')
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    for name in SHARDS:
-        (folder / name).write_bytes(weights(40, 100))
-    (folder / INDEX).write_text(json.dumps({"weight_map": {f"layer.{n}": name for n, name in enumerate(SHARDS)}}))
+    for number, name in enumerate(SHARDS):
+        (folder / name).write_bytes(weights(40, 100, first=2 * number))
+    (folder / INDEX).write_text(json.dumps({"weight_map": {f"layer.{n}": SHARDS[n // 2] for n in range(6)}}))
     return folder
 
 
@@ -102,6 +102,14 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "index of numbers": (write(INDEX, '{"weight_map": {"a": 1}}'), f"{INDEX} does not say which file"),
     "shard missing": (gone(SHARDS[1]), f"1 of 3 files that .*{INDEX} names are not there: {SHARDS[1]}. Fetch"),
     "every shard missing": (gone(*SHARDS), "3 of 3 files that"),
+    "shard missing, no index": (gone(INDEX, SHARDS[1]), r"holds 2 of the 3 files of weights model-\.\.\.-of-00003"),
+    "shard is another": (
+        write(SHARDS[1], weights(40, 100)), f"{SHARDS[1]} is another file: it lacks 2 of 2 weights .* such as layer.2",
+    ),
+    "shard is a pipe": (in_turn(gone(SHARDS[1]), lambda f: os.mkfifo(f / SHARDS[1])), f"not there: {SHARDS[1]}"),
+    "tokenizer is a pipe": (
+        in_turn(gone("tokenizer.json"), lambda f: os.mkfifo(f / "tokenizer.json")), "tokenizer.json is no file",
+    ),
     "shard moved": (moved(SHARDS[1]), f"not there: {SHARDS[1]}"),
     "shard cut short": (cut(SHARDS[2], -1), rf"{SHARDS[2]} is damaged: it has \d+ bytes of the \d+ that"),
     "shard too long": (lambda f: (f / SHARDS[2]).write_bytes(weights(4) + b"x"), f"{SHARDS[2]} is damaged"),
@@ -135,6 +143,9 @@ def test_a_broken_folder_is_refused_by_name(model: Path, case: str) -> None:
 SOUND: dict[str, Callable[[Path], Any]] = {
     "as published": lambda folder: None,
     "without an index": gone(INDEX),
+    "with an index that names a head that is tied": write(
+        INDEX, json.dumps({"weight_map": {**{f"layer.{n}": SHARDS[n // 2] for n in range(6)}, "head": SHARDS[0]}}),
+    ),
     "with no weights, as a rehearsal's": gone(INDEX, *SHARDS),
     "with a stray file beside the index's": write("extra.safetensors", "cut short"),
     "with the same in Mistral's form": in_turn(gone(INDEX), write("consolidated.safetensors", "cut short")),
@@ -157,7 +168,7 @@ class TestVocabulary:
 
     def folder(self, model: Path, config: dict[str, Any], **embeddings: list[int]) -> Path:
         (model / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **config}))
-        (model / SHARDS[1]).write_bytes(weights(4, **embeddings))
+        (model / SHARDS[1]).write_bytes(weights(4, 4, first=2, **embeddings))
         return model
 
     @pytest.mark.parametrize("config", [TEXT, {"text_config": TEXT}, {"text_config": TEXT, "vocab_size": 9}])

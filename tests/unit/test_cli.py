@@ -248,6 +248,19 @@ class TestDoctor:
         assert all("Uninstall torchvision" in problem for problem in said)
 
     @pytest.mark.parametrize(
+        ("wanted", "foreign"), [("torch (==2.11.0)", True), ("torch==2.13.0", False), ("torch", False)]
+    )
+    def test_a_torchvision_for_another_release_of_torch_is_a_problem(
+        self, cli: Cli, tmp_path: Path, wanted: str, foreign: bool
+    ) -> None:
+        healthy_without_adapters(tmp_path)
+        install(tmp_path, "torchvision", "0.26.0")
+        with (tmp_path / "torchvision-0.26.0.dist-info" / "METADATA").open("a") as metadata:
+            metadata.write(f"Requires-Dist: numpy\nRequires-Dist: {wanted}\n")
+        said = [problem for problem in report(cli("doctor", "--json"))["problems"] if "torchvision" in problem]
+        assert ["torch 2.11.0 and torch is 2.13.0" in problem for problem in said] == [True] * foreign
+
+    @pytest.mark.parametrize(
         ("plugins", "called"), [(None, True), ("eagle3compat,other", True), ("", False), ("other", False)]
     )
     def test_says_whether_vllm_calls_the_plugin(

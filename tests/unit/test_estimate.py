@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eagle3compat.errors import InputError
 from eagle3compat.rehearse.estimate import GIB, estimate
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -106,3 +107,43 @@ class TestProblems:
 
     def test_nothing_is_wrong_with_what_fits(self) -> None:
         assert estimate(config("kimi-k2.5"), [0, 60], 8).problems == ()
+
+
+def shape(**changes: Any) -> dict[str, Any]:
+    small = {"num_hidden_layers": 4, "hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 3,
+             "intermediate_size": 768, "vocab_size": 640, "max_position_embeddings": 4096}  # fmt: skip
+    return {"architectures": ["LlamaForCausalLM"], **small, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "said"),
+    [
+        ({}, 2, "3 key-value heads cannot be shared by 2 tensor-parallel ranks. Sizes that fit: 1, 3, 6"),
+        ({}, 6, ""), ({"num_key_value_heads": 1}, 6, ""),
+        ({"num_key_value_heads": 4}, 1, "6 attention heads cannot share 4 key-value heads"),
+        ({"intermediate_size": 257, "num_key_value_heads": 6}, 2, "feed-forward layers 257 wide cannot be shared by 2"),
+        ({"intermediate_size": 257, "num_experts": 8, "moe_intermediate_size": 64, "num_key_value_heads": 6}, 2, ""),
+        ({"max_position_embeddings": 1024}, 1, "max_model_len 2048 is more than the model's 1024 positions"),
+        ({"max_position_embeddings": 1024, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 1, ""),
+        ({"max_position_embeddings": 1024, "rope_parameters": {"rope_type": "default"}}, 1, "1024 positions"),
+        ({"num_hidden_layers": 2}, 1, "stock's default layer ids fit no model of 2 decoder layers"),
+    ],
+)  # fmt: skip
+def test_what_vllm_would_refuse_is_said(changes: dict[str, Any], ranks: int, said: str) -> None:
+    problems = estimate(shape(**changes), tensor_parallel_size=ranks).problems
+    assert all(said in problem for problem in problems) if said else not problems, problems
+    assert bool(problems) == bool(said)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": "128"}, {"vocab_size": 0}, {"num_attention_heads": -2}, {"num_hidden_layers": 10**7}]
+)
+def test_a_size_that_no_model_has_is_refused(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(InputError, match=f"^eagle3compat: {name} of its config is"):
+        estimate(shape(**changes))
+
+
+@pytest.mark.parametrize("metadata", [{"total_size": "abc"}, {"total_size": 1e400}, {"total_size": -5}, "x", None])
+def test_an_index_that_says_no_size_is_passed_over(metadata: Any) -> None:
+    assert estimate(shape(), index={"metadata": metadata}).weights_from == "the shapes in its config"

@@ -108,11 +108,19 @@ def test_logging_may_be_configured_anew_meanwhile() -> None:
         inspect_anew()
 
 
-def test_the_last_error_of_a_text_is_what_was_raised() -> None:
-    assert last_error("KeyError: 'a'\n\nDuring handling:\npkg.sub.MyError: the second\n  not: this") == (
-        "pkg.sub.MyError: the second"
-    )
-    assert last_error("all is well") == ""
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Traceback (most recent call last):\n  File\nKeyError: 'a'\n\nDuring handling of it, another:\n\n"
+         "Traceback (most recent call last):\n  File\nmodule.Undefined: second\n", "module.Undefined: second"),
+        ("Traceback (most recent call last):\n  File\nAssertionError\n", "AssertionError"),
+        ("Traceback (most recent call last):\n  File\nImportError: first\nmore\nException ignored in: <f>\n"
+         "Traceback (most recent call last):\n  File\nTypeError: at the end\n", "ImportError: first"),
+        ("all is well", ""),
+    ],
+)  # fmt: skip
+def test_what_the_last_traceback_ends_with_was_raised(text: str, said: str) -> None:
+    assert last_error(text) == said
 
 
 @pytest.mark.parametrize(
@@ -120,6 +128,8 @@ def test_the_last_error_of_a_text_is_what_was_raised() -> None:
     [
         ("ModuleNotFoundError: No module named 'torchvision'", "Install torchvision, the build that belongs to"),
         ("ModuleNotFoundError: No module named 'flash_attn.ops'", "Install flash_attn."),
+        ("ModuleNotFoundError: No module named 'PIL'", "Install pillow."),
+        ("ModuleNotFoundError: No module named 'pytest.not_yet'", f"installed pytest {pytest.__version__}: install"),
         ("RuntimeError: operator torchvision::nms does not exist", "The installed torchvision is not for this torch"),
         ("ImportError: cannot import name 'X' from 'pytest' (/a)", f"installed pytest {pytest.__version__}: install"),
         ("ImportError: cannot import name 'X' from 'nowhere.at.all'", "is in vLLM's log"),

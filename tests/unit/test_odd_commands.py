@@ -138,7 +138,7 @@ def test_odd_values_in_a_config_are_named(place: Path, capsys: pytest.CaptureFix
         (["probe", "9" * 5000], "is no version"),
         (["doctor", "--layer-ids", "\u00b2"], "is not an integer"),
         (["rehearse", "--estimate", "--model", "{tmp}/odd"], "config.json cannot be read"),
-        (["rehearse", "--estimate", "--model", "{tmp}/model"], "config.json holds a value that no such model has"),
+        (["rehearse", "--estimate", "--model", "{tmp}/model"], "hidden_size of its config is 'x', which no model has"),
         (["run", "-m", ""], "usage"),
     ],
 )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ FROM_FILES = ("auto", "hf", "safetensors", "pt")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 EMBEDDINGS = [[name, "weight"] for name in ("embed_tokens", "wte", "word_embeddings", "tok_embeddings")]
 """How the names of the token embeddings end in published checkpoints."""
+NUMBERED = re.compile(r"(.+)-(\d+)-of-(\d+)")
 POINTER = b"version https://git-lfs"
 THREADS = 16
 AGAIN = "Fetch it again"
@@ -53,7 +56,7 @@ def check_folder(folder: Path) -> None:
     if not files:
         return
     with ThreadPoolExecutor(THREADS) as pool:
-        looked = list(pool.map(_look, files))
+        looked = list(pool.map(_look, files, files.values()))
     wrong = [fault for fault, _rows in looked if fault]
     if wrong:
         more = f", and {len(wrong) - 1} more files are damaged" if len(wrong) > 1 else ""
@@ -89,15 +92,20 @@ def check_weights(folder: Path, load_format: str) -> None:
         raise InputError(f"{folder} holds no weights ({', '.join(WEIGHTS)}). Fetch them, or check the path.")
 
 
-def weights_of(folder: Path) -> list[Path]:
-    """The files of weights that vLLM would load: those that the index names, or all. Raises InputError."""
+def weights_of(folder: Path) -> dict[Path, frozenset[str]]:
+    """The files of weights that vLLM would load, each with the names of the weights that the index has in it.
+
+    These are the files that the index names, or all where there is none. Raises InputError.
+    """
     found = {pattern: sorted(folder.glob(pattern)) for pattern in INDICES}
     for pattern, index in INDICES.items():
         files, indexed = found[pattern], (folder / index).is_file()
         if not files and (any(found.values()) or not indexed):
             continue
         if not indexed:
-            return [file for file in files if not file.name.startswith(OTHER_FORM)] or files
+            loaded = [file for file in files if not file.name.startswith(OTHER_FORM)] or files
+            _check_count(loaded)
+            return dict.fromkeys(loaded, frozenset())
         shards = _shards(folder / index)
         missing = [name for name in shards if not (folder / name).is_file()]
         if missing:
@@ -105,18 +113,40 @@ def weights_of(folder: Path) -> list[Path]:
                 f"{len(missing)} of {len(shards)} files that {folder / index} names are not there: "
                 f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}. Fetch them again."
             )
-        return [folder / name for name in shards]
-    return []
+        return {folder / name: names for name, names in shards.items()}
+    return {}
 
 
-def _shards(index: Path) -> list[str]:
+def _check_count(files: Sequence[Path]) -> None:
+    """Raises InputError where files that are numbered `-00002-of-00003` are fewer than they say."""
+    numbers: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        numbered = NUMBERED.fullmatch(file.stem)
+        if numbered:
+            name, number, count = numbered.groups()
+            numbers.setdefault((name, int(count)), set()).add(int(number))
+    for (name, count), there in numbers.items():
+        if len(there) < count:
+            raise InputError(
+                f"{files[0].parent} holds {len(there)} of the {count} files of weights {name}-...-of-{count:05}, and "
+                "no index that names fewer. Fetch the others."
+            )
+
+
+def _shards(index: Path) -> dict[str, frozenset[str]]:
+    """The names of the files, in order, with the weights that are in each."""
     weights = _object(index).get("weight_map")
     if not isinstance(weights, dict) or not weights or not all(isinstance(name, str) for name in weights.values()):
         raise InputError(f"{index} does not say which file holds which weight. {AGAIN}.")
-    return sorted(set(weights.values()))
+    names: dict[str, set[str]] = {}
+    for weight, file in weights.items():
+        names.setdefault(file, set()).add(weight)
+    return {file: frozenset(names[file]) for file in sorted(names)}
 
 
 def _object(path: Path) -> dict[str, Any]:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{path} is no file. {AGAIN}.")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -137,15 +167,26 @@ def _remedy(error: OSError) -> str:
     return "Make it readable (chmod u+r)" if isinstance(error, PermissionError) else AGAIN
 
 
-def _look(path: Path) -> tuple[str, int]:
-    """What is wrong with one file of weights, with the remedy, or nothing; and the rows of embeddings in it."""
+def _look(path: Path, wanted: frozenset[str]) -> tuple[str, int]:
+    """What is wrong with one file of weights, with the remedy, or nothing; and the rows of embeddings in it.
+
+    `wanted` are the weights that an index has in it. An index may name some that are left out, such as a head that is
+    tied to the embeddings: that most are is another file's content.
+    """
+    if not path.is_file():
+        return f"{path} is no file. {AGAIN}", 0
     try:
         with path.open("rb") as file:
             start = file.read(len(POINTER))
             if start == POINTER:
                 return f"{path} is a git-lfs pointer, not the weights. Run `git lfs pull` in {path.parent}", 0
             if path.suffix == ".safetensors":
-                return "", _rows(read_header(path))
+                header = read_header(path)
+                missing = sorted(wanted - header.keys())
+                if 2 * len(missing) > len(wanted):
+                    lacks = f"{len(missing)} of {len(wanted)} weights that the index has in it, such as {missing[0]}"
+                    return f"{path} is another file: it lacks {lacks}. {AGAIN}", 0
+                return "", _rows(header)
             if start.startswith(b"PK") and not zipfile.is_zipfile(file):
                 return f"{path} is cut short. {AGAIN}", 0
     except HeaderError as error:

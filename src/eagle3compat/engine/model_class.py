@@ -16,10 +16,12 @@ from .. import detect
 from ..errors import ModelClassError
 
 LOGGER = "vllm.model_executor.models.registry"
-LOGGED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): *\S.*$", re.M)
+TRACEBACK = "Traceback (most recent call last):"
 ARCHITECTURES = re.compile(r"architectures \[([^]]*)\] failed to be inspected")
 CAUSES: dict[str, str] = {}
 """By architectures: vLLM keeps that a class could not be imported, and logs it once."""
+DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless"}
+"""Names to install by, where they are not those to import by."""
 BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -64,22 +66,29 @@ def named_faults() -> Iterator[None]:
 
 
 def last_error(text: str) -> str:
-    """The last line of tracebacks that says what was raised; empty where there is none."""
-    found = [match.group() for match in LOGGED.finditer(text)]
-    return found[-1] if found else ""
+    """What the last traceback of a text ends with; empty where there is none.
+
+    Without those of exceptions that Python ignored, as when it ends.
+    """
+    lines = text.splitlines()
+    said = ""
+    for number, line in enumerate(lines):
+        if line.startswith(TRACEBACK) and not (number and lines[number - 1].startswith("Exception ignored")):
+            said = next((end for end in lines[number + 1 :] if end.strip() and not end.startswith((" ", "\t"))), said)
+    return said.strip()
 
 
 def remedy(cause: str) -> str:
     """What to do about an exception that an import ended with."""
     missing = re.search(r"No module named '([\w-]+)", cause)
-    if missing:
+    if missing and detect.package(missing.group(1)) is None:
         name = missing.group(1)
         build = ", the build that belongs to your torch" if name in BESIDE_TORCH else ""
-        return f"Install {name}{build}."
+        return f"Install {DISTRIBUTIONS.get(name, name)}{build}."
     foreign = re.search(rf"\b({'|'.join(BESIDE_TORCH)})::", cause)
     if foreign:
         return f"The installed {foreign.group(1)} is not for this torch: install the build that belongs to it."
-    gone = re.search(r"cannot import name '[^']+' from '(\w+)", cause)
+    gone = missing or re.search(r"cannot import name '[^']+' from '(\w+)", cause)
     installed = detect.package(gone.group(1)) if gone else None
     vllm = detect.package("vllm")
     if installed is not None and vllm is not None and installed.name != vllm.name:

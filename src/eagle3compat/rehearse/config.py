@@ -27,6 +27,9 @@ DRAFT_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_l
 """Layers for multi-token prediction, which follow the decoder and are not loaded for extraction."""
 LAYER_TYPES = ("layer_types", "layers_block_type", "mlp_layer_types")
 PATTERN = "hybrid_override_pattern"
+COUNTED = (*HIDDEN, *HEADS, "vocab_size")
+"""What no model has none of."""
+MOST_LAYERS = 10_000
 TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
@@ -53,6 +56,10 @@ class Model:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.path, self.text = text_part(config)
+        for name in (*COUNTED, *LAYERS):
+            value, most = self.text.get(name), MOST_LAYERS if name in LAYERS else None
+            if isinstance(value, str) or (type(value) is int and (value < 1 or (most and value > most))):
+                raise InputError(f"{name} of its config is {value!r}, which no model has. Take the published config.")
 
     def get(self, names: Sequence[str] | str, default: Any = None) -> Any:
         """The first of `names` that the text model's config has and that is not null."""

@@ -6,8 +6,9 @@ folder has an index of its weights, their size is taken from it.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ ROW_BYTES = 2
 """Of one captured value, and of one value in the KV cache: bf16, as stock runs models."""
 INDEXER_SCALE = 4
 STOCK_SEQUENCES = 32
+MOST_BYTES = 2**60
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,10 @@ def estimate(
     model = Model(config)
     ids = tuple(default_layer_ids(model.layers) if layer_ids is None else layer_ids)
     parameters = _parameters(model)
-    total = ((index or {}).get("metadata") or {}).get("total_size")
-    weights = int(total) if total else int(_weight_bytes(model, parameters))
+    said = (index or {}).get("metadata")
+    size = said.get("total_size") if isinstance(said, dict) else None
+    total = int(size) if isinstance(size, (int, float)) and 0 < size < MOST_BYTES else 0
+    weights = total or int(_weight_bytes(model, parameters))
     ranks = tensor_parallel_size
     kinds = model.kinds()
     growing, fixed, windowed = _kv(model, kinds, 1)
@@ -96,16 +101,23 @@ def estimate(
         host_batch=2 * batch * sequence * rows,  # once in the worker, once in the driver
         disk_per_1000=1000 * sequence * (len(ids) * model.hidden * ROW_BYTES + 2 * 8),  # and token ids and loss mask
         sequence=sequence,
-        problems=tuple(_problems(model, ids, ranks)),
+        problems=tuple(_problems(model, kinds, ids, ranks, sequence, layer_ids is None)),
         notes=tuple(_notes(model, ids, kinds, index)),
     )
 
 
-def _problems(model: Model, ids: Sequence[int], ranks: int) -> list[str]:
+def _problems(
+    model: Model, kinds: Sequence[Kind], ids: Sequence[int], ranks: int, sequence: int, default: bool
+) -> list[str]:
     """What the real run would be refused for."""
     problems = []
     missing = [layer for layer in ids if not 0 <= layer < model.layers]
-    if missing:
+    if missing and default:
+        problems.append(
+            f"stock's default layer ids fit no model of {model.layers} decoder layers. Name some of 0 to "
+            f"{model.layers - 1}: layer_ids, or --layer-ids here."
+        )
+    elif missing:
         problems.append(
             f"layer ids {missing} do not exist: the model has {model.layers} decoder layers, 0 to {model.layers - 1}. "
             "Ids that vLLM serves with (eagle_aux_hidden_state_layer_ids) are one higher than these."
@@ -116,7 +128,40 @@ def _problems(model: Model, ids: Sequence[int], ranks: int) -> list[str]:
             f"{model.heads} attention heads cannot be shared by {ranks} tensor-parallel ranks. Sizes that fit: "
             f"{', '.join(map(str, fits))}."
         )
+    problems += _parallel_problems(model, kinds, ranks)
+    positions = model.get("max_position_embeddings")
+    scaled = any("factor" in str(model.get(name)) for name in ("rope_scaling", "rope_parameters"))  # by what, differs
+    if isinstance(positions, int) and sequence > positions and not scaled and os.environ.get(LONGER) != "1":
+        problems.append(
+            f"max_model_len {sequence} is more than the model's {positions} positions, which vLLM refuses. Lower it, "
+            f"or set {LONGER}=1 if you know that the model takes more."
+        )
     return problems
+
+
+def _parallel_problems(model: Model, kinds: Sequence[Kind], ranks: int) -> Iterator[str]:
+    """What cannot be divided as vLLM divides it over tensor-parallel ranks."""
+    attends = not model.mla and any(kind.attention in ("full", "sliding", "chunked") for kind in kinds)
+    if attends and model.kv_heads > 0:
+        if model.heads % model.kv_heads:
+            yield f"{model.heads} attention heads cannot share {model.kv_heads} key-value heads: look at the config."
+        elif max(model.kv_heads, ranks) % min(model.kv_heads, ranks):
+            fits = [size for size in range(1, ranks + 9) if not max(model.kv_heads, size) % min(model.kv_heads, size)]
+            yield (
+                f"{model.kv_heads} key-value heads cannot be shared by {ranks} tensor-parallel ranks. Sizes that fit: "
+                f"{', '.join(str(size) for size in fits if not model.heads % size)}."
+            )
+    widths = {
+        "dense": ("intermediate_size_mlp", *INTERMEDIATE),
+        "moe": ("moe_intermediate_size", *INTERMEDIATE),
+    }
+    for part in sorted({kind.feed_forward for kind in kinds} & widths.keys()):
+        width = model.get(widths[part])
+        if isinstance(width, int) and width % ranks:
+            yield (
+                f"feed-forward layers {width} wide cannot be shared by {ranks} tensor-parallel ranks. Choose a size "
+                "that divides it."
+            )
 
 
 def _notes(model: Model, ids: Sequence[int], kinds: Sequence[Kind], index: Config | None) -> list[str]:
@@ -280,6 +325,8 @@ def _bytes_per_parameter(model: Model) -> tuple[float, float]:
 def _bits(quantized: Config) -> int:
     if str(quantized.get("quant_method", "")).lower() == "fp8":
         return 8
+    if quantized.get("load_in_4bit") or "FP4" in str(quantized.get("quant_algo", "")).upper():
+        return 4
     groups = quantized.get("config_groups") or {}
     for group in groups.values():
         if isinstance(group, dict) and isinstance(group.get("weights"), dict):

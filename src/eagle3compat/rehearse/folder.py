@@ -14,10 +14,10 @@ from .config import Config
 
 PATTERNS = (
     "config.json", "generation_config.json", "tokenizer*", "*.model", "vocab*", "merges*", "*.tiktoken", "tiktoken*",
-    "special_tokens_map.json", "added_tokens.json", "chat_template*", "*processor_config.json", "*.py",
+    "tekken.json", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*processor_config.json", "*.py",
 )
 """All that a model folder has beside its weights: config, tokenizer, processors, code of its own."""
-TOKENIZERS = ("tokenizer*", "*.model", "vocab*", "*.tiktoken", "tiktoken*")
+TOKENIZERS = ("tokenizer*", "*.model", "vocab*", "*.tiktoken", "tiktoken*", "tekken.json")
 INDEX = "model.safetensors.index.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 LARGEST = 256 * 2**20

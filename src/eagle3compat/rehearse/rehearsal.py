@@ -246,6 +246,10 @@ def _run(
                 steps.append(event)
     except TimeoutError:
         late = True
+    except KeyboardInterrupt:
+        end(child)
+        shutil.rmtree(place, ignore_errors=True)
+        raise
     finally:
         end(child)
     problems = _problems(child.returncode, steps, options.timeout if late else None, log, device)
