@@ -52,8 +52,7 @@ Stock's generator passes token ids alone, so through it only text is extracted, 
 that holds a token in whose place vLLM would put an image, a video or a sound (`image_token_id` and the like in the
 model's config) is refused with an `InputError` that names prompt, token and place, before anything is computed: vLLM
 would take the token's own embedding, and the states from there on would be those of a word. Tokens around an image,
-such as `vision_start_token_id`, are words with an image too, and pass. Each family of the table that takes images was
-asked so, and refused.
+such as `vision_start_token_id`, are words with an image too, and pass.{refused}
 
 Conversations with images are extracted through [`eagle3compat serve`](server.md#images), from the models that vLLM
 takes images for. What is captured is the stream that enters the next layer. Between layers that need not be what a
@@ -155,7 +154,7 @@ def document(records: list[dict[str, Any]]) -> str:
     head = ("family", "class in vLLM", "vLLM", "where", "stock, read only", "this library", "reference",
             "error, float32", "error, bf16", "mistake")  # fmt: skip
     table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
-    parts = [HEAD, "\n".join(table) + "\n", FOOT]
+    parts = [HEAD, "\n".join(table) + "\n", FOOT.format(refused=_refused(records))]
     if reasons:
         parts.append("## Why not\n\n" + "\n".join(reasons) + "\n")
     return "\n".join(parts)
@@ -189,6 +188,13 @@ def _error(verdict: dict[str, Any] | None, cannot: bool = False) -> str:
     if "worst" in verdict:
         return f"{verdict['worst']:.1e}"
     return "no such kernel" if cannot else str(verdict["outcome"])
+
+
+def _refused(records: list[dict[str, Any]]) -> str:
+    """The families that were asked for an image's token and refused it, in a sentence."""
+    verdicts = ((record["family"], verdict) for record in records for verdict in record.get("dtypes", {}).values())
+    titles = [FAMILIES[name].title for name, verdict in verdicts if verdict.get("image", "").startswith("InputError: ")]
+    return f" Asked so, and refused, were {', '.join(dict.fromkeys(titles))}." if titles else ""
 
 
 def _reason(record: dict[str, Any]) -> Iterator[str]:

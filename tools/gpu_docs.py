@@ -58,7 +58,7 @@ LEFT = """\
 ## What is left on a GPU
 
 Memory in use on the GPUs before a driver, while it extracts, and after it has ended. A driver that is interrupted
-finds its generator dead, makes a new one, which works, and ends.
+finds its generator dead, makes a new one, which works, and ends. What has no row was not run.
 """
 IMAGES = """\
 ## Images
@@ -74,7 +74,8 @@ with Triton told not to.
 
 In bf16 Llama 4's mixture, which takes one expert for a token, takes another one here and there than in float32: of the
 same prompts, transformers in bf16 lies 0.50 from itself in float32. That row says nothing; the one in float32 does.
-vLLM 0.25.1 does not import its classes for Mistral 3 and LLaVA beside transformers 5.17.
+vLLM 0.25.1 does not import its classes for Mistral 3 and LLaVA beside transformers 5.17. A time limit ended the run
+before Qwen3.5 was done.
 """
 
 

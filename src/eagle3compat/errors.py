@@ -33,14 +33,18 @@ class WorkerNotAdaptedError(Eagle3CompatError, RuntimeError):
 
 
 class WorkerError(Eagle3CompatError, RuntimeError):
-    """A worker process raised or died. Carries the rank, the exception's type name and the worker's traceback."""
+    """A worker process raised or died. Carries the rank, the exception's type name and the worker's traceback.
 
-    def __init__(self, doing: str, type_name: str, message: str, traceback: str, process: str, remedy: str) -> None:
+    `ended` says that `process` tells how it ended, and not only which it was.
+    """
+
+    def __init__(
+        self, doing: str, type_name: str, message: str, traceback: str, process: str, remedy: str, ended: bool = False
+    ) -> None:
         self.doing, self.type_name, self.worker_message = doing, type_name, message
         self.worker_traceback, self.process = traceback, process
         said = message.strip() or "(the exception carries no message)"
-        failed = "while" if "ended with exit code" in process else "failed while"
-        text = f"eagle3compat: {process} {failed} {doing}: {type_name}: {said}\n{remedy}"
+        text = f"eagle3compat: {process}{'' if ended else ' failed'} while {doing}: {type_name}: {said}\n{remedy}"
         if traceback.strip():
             text += f"\n\nTraceback of {process}:\n{traceback.rstrip()}"
         super().__init__(text)

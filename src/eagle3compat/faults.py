@@ -138,7 +138,7 @@ class FaultLog:
         text = f"{kind} {message} {raised}"
         usual = GENERAL if trace else GONE if dead else UNEXPLAINED
         remedy = next((advice for word, advice in REMEDIES if word in text), usual)
-        return WorkerError(doing, kind, message, trace, process, remedy)
+        return WorkerError(doing, kind, message, trace, process, remedy, ended=bool(dead) and not entries)
 
     def close(self) -> None:
         self._finalizer()

@@ -38,12 +38,14 @@ def main() -> None:
     if not all(llm.collective_rpc("tap_install", args=(family.tap, family.tap_adds))):
         sys.exit(f"the layers of {family.name} have no {family.tap}, or there is no final norm")
     out = folder / f"tap-{dtype}.pt"
-    streams = []
-    for prompt in prompts:
+    streams: dict[int, list[torch.Tensor]] = {}
+    for number in sorted(range(len(prompts)), key=lambda number: -len(prompts[number])):
+        # The longest first: in bf16, on a processor with AMX, a first step of four tokens or fewer ends vLLM's worker.
+        prompt = prompts[number]
         llm.generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
         llm.collective_rpc("tap_save", args=(len(prompt), str(out)))
-        streams.append(torch.load(out))
-    torch.save(streams, out)
+        streams[number] = torch.load(out)
+    torch.save([streams[number] for number in range(len(prompts))], out)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,9 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         write(SHARDS[1], weights(40, 100)), f"{SHARDS[1]} is another file: it lacks 2 of 2 weights .* such as layer.2",
     ),
     "shard is a pipe": (in_turn(gone(SHARDS[1]), lambda f: os.mkfifo(f / SHARDS[1])), f"not there: {SHARDS[1]}"),
+    "shard is a pipe, no index": (
+        in_turn(gone(INDEX, SHARDS[1]), lambda f: os.mkfifo(f / SHARDS[1])), f"{SHARDS[1]} is no file",
+    ),
     "tokenizer is a pipe": (
         in_turn(gone("tokenizer.json"), lambda f: os.mkfifo(f / "tokenizer.json")), "tokenizer.json is no file",
     ),

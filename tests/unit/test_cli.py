@@ -247,6 +247,18 @@ class TestDoctor:
         assert bool(said) == foreign
         assert all("Uninstall torchvision" in problem for problem in said)
 
+    def test_files_that_are_no_text_and_metadata_that_is_gone_are_passed_over(self, cli: Cli, tmp_path: Path) -> None:
+        healthy_without_adapters(tmp_path)
+        for name in ("torch", "torchvision"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "version.py").write_bytes(b"cuda = '13.0'\n__version__ = '\xe9'\n")
+        half_gone = tmp_path / "other-1.0.dist-info"
+        half_gone.mkdir()
+        (half_gone / "entry_points.txt").write_text("[vllm.general_plugins]\nother = other:register\n")
+        result = cli("doctor", "--json")
+        assert not result.stderr
+        assert report(result)["torch_build"] == "CUDA 13.0"
+
     @pytest.mark.parametrize(
         ("wanted", "foreign"), [("torch (==2.11.0)", True), ("torch==2.13.0", False), ("torch", False)]
     )

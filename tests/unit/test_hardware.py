@@ -34,6 +34,11 @@ def test_nvidia_smi_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
+def test_what_nvidia_smi_says_need_be_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, monkeypatch, r"printf 'Quadro \256, \302\262\302\263, 5\n'")
+    assert hardware.accelerators(tmp_path) == [Accelerator("cuda", "Quadro \ufffd", None, 5 * 2**20)]
+
+
 @pytest.mark.parametrize("script", ["exit 9", "echo no devices were found"])
 def test_a_driver_that_does_not_answer_shows_no_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str

@@ -273,6 +273,23 @@ class TestChild:
         assert ("could not be tried here; of the real run that says nothing" in said) == untried
         assert ("needs MLA, which vLLM's CPU builds lack. Rehearse on the accelerator" in said) == untried
 
+    def test_told_to_end_it_ends_what_it_started(
+        self, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        places = tmp_path / "places"
+        places.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(places))
+        monkeypatch.setattr("eagle3compat.doctor.absent", list)
+        script = (
+            f"import signal, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); "
+            "os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+        )
+        with self.standing_in(monkeypatch, script):
+            assert main(command("--model", str(model), "--device", "cpu")) == 130
+        assert "stopped, with all that it had started" in capsys.readouterr().err
+        assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+        assert not list(places.iterdir())
+
     def test_a_long_message_is_cut_and_the_log_has_it_all(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         failed = {
             "step": "load", "state": "failed", "seconds": 1.0, "type": "ValueError", "message": "word " * 5000,

@@ -20,9 +20,8 @@ TRACEBACK = "Traceback (most recent call last):"
 ARCHITECTURES = re.compile(r"architectures \[([^]]*)\] failed to be inspected")
 CAUSES: dict[str, str] = {}
 """By architectures: vLLM keeps that a class could not be imported, and logs it once."""
-DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless"}
+INSTALLED_BY = {"PIL": "pillow", "cv2": "opencv-python-headless"}
 """Names to install by, where they are not those to import by."""
-BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
 class _Errors(logging.Filter):
@@ -83,9 +82,9 @@ def remedy(cause: str) -> str:
     missing = re.search(r"No module named '([\w-]+)", cause)
     if missing and detect.package(missing.group(1)) is None:
         name = missing.group(1)
-        build = ", the build that belongs to your torch" if name in BESIDE_TORCH else ""
-        return f"Install {DISTRIBUTIONS.get(name, name)}{build}."
-    foreign = re.search(rf"\b({'|'.join(BESIDE_TORCH)})::", cause)
+        build = ", the build that belongs to your torch" if name in detect.BESIDE_TORCH else ""
+        return f"Install {INSTALLED_BY.get(name, name)}{build}."
+    foreign = re.search(rf"\b({'|'.join(detect.BESIDE_TORCH)})::", cause)
     if foreign:
         return f"The installed {foreign.group(1)} is not for this torch: install the build that belongs to it."
     gone = missing or re.search(r"cannot import name '[^']+' from '(\w+)", cause)

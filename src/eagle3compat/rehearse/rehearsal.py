@@ -237,7 +237,7 @@ def _run(
     command = [sys.executable, "-m", "eagle3compat.rehearse.child", str(place / "plan.json"), str(events)]
     child = start(command, log, environment)
     steps: list[dict[str, Any]] = []
-    late = False
+    late = interrupted = False
     try:
         for event in follow(child, events, options.timeout):
             if event["state"] == "begun":
@@ -247,11 +247,12 @@ def _run(
     except TimeoutError:
         late = True
     except KeyboardInterrupt:
-        end(child)
-        shutil.rmtree(place, ignore_errors=True)
+        interrupted = True
         raise
     finally:
         end(child)
+        if interrupted:
+            shutil.rmtree(place, ignore_errors=True)
     problems = _problems(child.returncode, steps, options.timeout if late else None, log, device)
     if problems:
         return steps, problems, str(log)
